@@ -3,7 +3,11 @@
 //! They are neither listed nor watched: the right to watch cannot be limited to names that users choose later, and a
 //! watch of each name would need a connection of its own.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     certificates::{self, CertificateFault},
@@ -32,10 +36,10 @@ const MAX_PARALLEL_READS: usize = 8;
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of an API server's error in a condition, in characters. A proxy may answer with a whole page.
 const MAX_ERROR_CHARS: usize = 500;
-/// Key of the certificate chain in a Secret of any type.
-const CHAIN_KEY: &str = "tls.crt";
-/// Key of the private key in a Secret of any type.
-const PRIVATE_KEY_KEY: &str = "tls.key";
+/// Entry of a Secret that has the certificate chain, whatever the Secret's type.
+const CHAIN_ENTRY: &str = "tls.crt";
+/// Entry of a Secret that has the private key.
+const KEY_ENTRY: &str = "tls.key";
 /// Reason for which a controller without TLS reads no Secret.
 const NO_TLS: &str = "the streams to activators have no TLS, so no keys are sent";
 
@@ -58,8 +62,11 @@ impl KubernetesPlatform {
     }
 }
 
-/// Reads each named Secret, again and again, and passes the results to the machine. Sets `first_read` once each of the
-/// names of the beginning was read, whatever the result. It ends only with `runtime`, which it holds itself.
+/// Reads each named Secret at the times of a [`SecretSchedule`], and passes the results to the machine. Sets
+/// `first_read` once each name was read, whatever the result. It ends only with `runtime`, which it holds itself.
+///
+/// It must begin after the step of [`ControllerEvent::InitialListSynced`]. Before that step no name is known, so
+/// `first_read` would be set at once.
 ///
 /// If the future is dropped, the reads in progress are dropped too, without a result.
 pub async fn read_named_secrets(
@@ -70,12 +77,12 @@ pub async fn read_named_secrets(
     let mut names = runtime.named_secrets();
     let mut reader = SecretReader::new(runtime);
     let mut reads = FuturesUnordered::new();
-    reader.schedule.set_names(&names.borrow_and_update(), reader.now());
+    reader.set_names(&names.borrow_and_update());
     loop {
         if reader.schedule.has_read_all() {
             first_read.set();
         }
-        let now = reader.now();
+        let now = reader.started_at.elapsed();
         let free = MAX_PARALLEL_READS.saturating_sub(reads.len());
         for name in reader.schedule.take_due(now, free) {
             reads.push(read_secret(client.clone(), name));
@@ -88,8 +95,7 @@ pub async fn read_named_secrets(
                 if changed.is_err() {
                     return;
                 }
-                reader.schedule.set_names(&names.borrow_and_update(), reader.now());
-                reader.forget_versions();
+                reader.set_names(&names.borrow_and_update());
             }
             Some((name, response)) = reads.next() => reader.handle_response(name, response),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
@@ -128,21 +134,17 @@ impl SecretReader {
         Self { runtime, schedule, versions, started_at: Instant::now() }
     }
 
-    fn now(&self) -> Duration {
-        self.started_at.elapsed()
-    }
-
-    /// Forgets the versions of Secrets that are no longer named.
-    fn forget_versions(&mut self) {
-        let schedule = &self.schedule;
-        self.versions.retain(|name, _| schedule.is_named(name));
+    /// Replaces the names, and forgets the versions of Secrets that are no longer named.
+    fn set_names(&mut self, names: &BTreeSet<NamespacedName>) {
+        self.schedule.set_names(names, self.started_at.elapsed());
+        self.versions.retain(|name, _| names.contains(name));
     }
 
     /// Passes the result of a read to the machine, unless the machine has the certificate already.
     fn handle_response(&mut self, name: NamespacedName, response: SecretResponse) {
         if !self.schedule.is_named(&name) {
             // Nothing uses it any more.
-            self.schedule.record(&name, false, self.now());
+            self.schedule.record(&name, false, self.started_at.elapsed());
             return;
         }
         let version = response.as_ref().ok().and_then(|it| it.metadata.resource_version.clone());
@@ -181,7 +183,7 @@ impl SecretReader {
                 false
             }
         };
-        self.schedule.record(name, is_usable, self.now());
+        self.schedule.record(name, is_usable, self.started_at.elapsed());
         self.runtime.metrics.count_secret_read(result);
     }
 }
@@ -198,11 +200,11 @@ fn result_of(read: &SecretRead) -> SecretReadResult {
 /// Returns the certificate in a Secret, or its fault. Nothing else of the Secret is kept.
 fn read_certificate(secret: Secret) -> SecretRead {
     let mut data = secret.data.unwrap_or_default();
-    let Some(ByteString(chain)) = data.remove(CHAIN_KEY) else {
-        return SecretRead::Faulty("it has no tls.crt".to_owned());
+    let Some(ByteString(chain)) = data.remove(CHAIN_ENTRY) else {
+        return SecretRead::Faulty(format!("it has no {CHAIN_ENTRY}"));
     };
-    let Some(ByteString(key)) = data.remove(PRIVATE_KEY_KEY) else {
-        return SecretRead::Faulty("it has no tls.key".to_owned());
+    let Some(ByteString(key)) = data.remove(KEY_ENTRY) else {
+        return SecretRead::Faulty(format!("it has no {KEY_ENTRY}"));
     };
     parse_certificate(&chain, &key).unwrap_or_else(|fault| SecretRead::Faulty(fault.to_string()))
 }

@@ -12,6 +12,7 @@ use common::{
 };
 use http::{Request as HttpRequest, Response};
 use kube::client::Body;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -33,12 +34,12 @@ const SYSTEM_NAMESPACE: &str = "knative-serving";
 
 /// API server that gives one answer to all requests, and records these.
 #[derive(Default)]
-struct FakeApiServer {
+struct FakeSecretServer {
     answer: Mutex<(u16, Value)>,
     requests: Mutex<Vec<String>>,
 }
 
-impl FakeApiServer {
+impl FakeSecretServer {
     fn new(code: u16, body: Value) -> Arc<Self> {
         let server = Self::default();
         server.set_answer(code, body);
@@ -138,7 +139,7 @@ fn is_in_force_for(state: &CertificateState, host: &str) -> bool {
 }
 
 /// Starts the reader, and waits until it has read the Secret once.
-async fn start_reader(api_server: &Arc<FakeApiServer>, runtime: &Arc<ControllerRuntime>) {
+async fn start_reader(api_server: &Arc<FakeSecretServer>, runtime: &Arc<ControllerRuntime>) {
     let first_read = OnceSignal::new();
     let (client, runtime) = (api_server.client(), Arc::clone(runtime));
     tokio::spawn(read_named_secrets(client, runtime, first_read.clone()));
@@ -149,7 +150,7 @@ async fn start_reader(api_server: &Arc<FakeApiServer>, runtime: &Arc<ControllerR
 async fn a_secret_is_read_by_name_and_parsed_only_when_it_changes() {
     let authority = TestAuthority::new();
     let (one, two) = (authority.issue(&["one.test"]), authority.issue(&["two.test"]));
-    let api_server = FakeApiServer::new(200, certificate_secret("1", &one));
+    let api_server = FakeSecretServer::new(200, certificate_secret("1", &one));
     let runtime = new_runtime();
     let count = |result| runtime.metrics.secret_reads(result);
     start_reader(&api_server, &runtime).await;
@@ -171,7 +172,7 @@ async fn a_secret_is_read_by_name_and_parsed_only_when_it_changes() {
 #[tokio::test(start_paused = true)]
 async fn a_secret_without_a_usable_certificate_keeps_the_one_before() {
     let own = TestAuthority::new().issue(&["own.test"]);
-    let api_server = FakeApiServer::new(200, certificate_secret("1", &own));
+    let api_server = FakeSecretServer::new(200, certificate_secret("1", &own));
     let runtime = new_runtime();
     start_reader(&api_server, &runtime).await;
     let (chain, key) = (own.chain_pem.as_str(), own.key_pem.as_str());
@@ -197,6 +198,25 @@ async fn a_secret_without_a_usable_certificate_keeps_the_one_before() {
     wait_until(&runtime, |it| matches!(it.last_read, SecretReadState::InForce)).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn secrets_are_counted_by_state_and_reads_by_result() {
+    let own = TestAuthority::new().issue(&["own.test"]);
+    let api_server = FakeSecretServer::new(200, certificate_secret("1", &own));
+    let runtime = new_runtime();
+    start_reader(&api_server, &runtime).await;
+    let mut registry = Registry::default();
+    runtime.metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("text");
+    for line in [
+        "rouse_controller_certificates{state=\"in_force\"} 1",
+        "rouse_controller_certificates{state=\"pending\"} 0",
+        "rouse_controller_secret_reads_total{result=\"usable\"} 1",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line} is not in {text}");
+    }
+}
+
 /// A certificate that its issuer's clock has made a moment too early would otherwise be refused for good.
 #[tokio::test(start_paused = true)]
 async fn a_certificate_that_was_refused_is_passed_again_with_the_same_version() {
@@ -205,7 +225,7 @@ async fn a_certificate_that_was_refused_is_passed_again_with_the_same_version() 
     let now = i64::try_from(now).expect("a time of this century");
     let later = authority.issue_valid(&["own.test"], now + 3_600, now + 7_200);
     let held = certificate_secret("1", &authority.issue(&["own.test"]));
-    let api_server = FakeApiServer::new(200, held);
+    let api_server = FakeSecretServer::new(200, held);
     let runtime = new_runtime();
     start_reader(&api_server, &runtime).await;
     api_server.set_answer(200, certificate_secret("2", &later));
@@ -218,7 +238,7 @@ async fn a_certificate_that_was_refused_is_passed_again_with_the_same_version() 
 #[tokio::test(start_paused = true)]
 async fn a_name_that_leaves_and_comes_back_at_once_gets_its_certificate_again() {
     let own = TestAuthority::new().issue(&["own.test"]);
-    let api_server = FakeApiServer::new(200, certificate_secret("1", &own));
+    let api_server = FakeSecretServer::new(200, certificate_secret("1", &own));
     let runtime = new_runtime();
     start_reader(&api_server, &runtime).await;
     // The reader sees the last set only, which is the same as before.
@@ -232,7 +252,7 @@ async fn a_name_that_leaves_and_comes_back_at_once_gets_its_certificate_again() 
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_cannot_be_read_has_the_message_of_the_api_server() {
     let message = "secrets \"own\" is forbidden: User \"u\" cannot get resource \"secrets\"";
-    let api_server = FakeApiServer::new(403, status(403, "Forbidden", message));
+    let api_server = FakeSecretServer::new(403, status(403, "Forbidden", message));
     let runtime = new_runtime();
     start_reader(&api_server, &runtime).await;
     let state = own_state(&runtime).expect("it is named");
@@ -251,7 +271,7 @@ async fn a_secret_that_cannot_be_read_has_the_message_of_the_api_server() {
 async fn a_response_that_is_no_secret_is_not_quoted() {
     let data = json!({"tls.key": ["bytes of the key"]});
     let body = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {}, "data": data});
-    let api_server = FakeApiServer::new(200, body);
+    let api_server = FakeSecretServer::new(200, body);
     let name = NamespacedName::new("default", "own");
     let (_, response) = read_secret(api_server.client(), name).await;
     let text = "the response of the API server is not a Secret".to_owned();
@@ -261,7 +281,7 @@ async fn a_response_that_is_no_secret_is_not_quoted() {
 #[tokio::test]
 async fn a_name_that_leads_to_another_namespace_is_not_requested() {
     let own = TestAuthority::new().issue(&["own.test"]);
-    let api_server = FakeApiServer::new(200, certificate_secret("1", &own));
+    let api_server = FakeSecretServer::new(200, certificate_secret("1", &own));
     for name in ["../../kube-system/secrets/own", "..", "own?watch=true", "Own", ""] {
         let name = NamespacedName::new("default", name);
         let (_, response) = read_secret(api_server.client(), name).await;
