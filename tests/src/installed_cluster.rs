@@ -108,6 +108,16 @@ impl RouseCluster {
         format!("{}:{port}", self.node_address)
     }
 
+    /// Address of the gateway's port of TLS from outside of the cluster: a node's address and port.
+    pub fn gateway_tls(&self) -> String {
+        let service =
+            self.cluster.get(&["service", "--namespace", SYSTEM_NAMESPACE, "rouse-gateway"]);
+        let ports = service["spec"]["ports"].as_array();
+        let https = ports.into_iter().flatten().find(|port| port["name"] == "https");
+        let port = https.and_then(|port| port["nodePort"].as_u64()).expect("it has a node's port");
+        format!("{}:{port}", self.node_address)
+    }
+
     /// Address of a node, for node ports of Services.
     pub fn node_address(&self) -> &str {
         &self.node_address

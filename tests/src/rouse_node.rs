@@ -17,6 +17,7 @@ use crate::fake_clock::FakeClock;
 use crate::frozen_pods::frozen_pods;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
 use crate::test_node::lock_node;
+use crate::tls_files::TlsFiles;
 use crate::wait::wait_for;
 
 /// A running node with all its components; removed on drop.
@@ -26,6 +27,8 @@ pub struct RouseNode {
     pub layout: NodeLayout,
     /// Address of its gateway for requests from outside.
     pub gateway: SocketAddr,
+    /// Address of its gateway for TLS; `None` if it was started without certificates.
+    pub tls_gateway: Option<SocketAddr>,
     program: PathBuf,
     folder: PathBuf,
     process: Child,
@@ -60,6 +63,19 @@ impl RouseNode {
         (node, clock.expect("it was made"))
     }
 
+    /// Starts a node with these certificate files: the pair, and the folder of pairs.
+    pub fn start_with_tls(test: &str, files: &TlsFiles) -> Self {
+        let tls_gateway = free_port();
+        let mut node = Self::start_with(test, |up_command, _| {
+            up_command.arg("--tls-cert").arg(files.certificate());
+            up_command.arg("--tls-key").arg(files.key());
+            up_command.arg("--tls-folder").arg(files.folder());
+            up_command.args(["--tls-gateway", &tls_gateway.to_string()]);
+        });
+        node.tls_gateway = Some(tls_gateway);
+        node
+    }
+
     fn start_with(test: &str, prepare: impl FnOnce(&mut Command, &Path)) -> Self {
         let lock = lock_node();
         let name = format!("{test}-{}", std::process::id());
@@ -80,8 +96,16 @@ impl RouseNode {
         prepare(&mut up_command, &folder);
         let process = up_command.spawn().expect("the rouse program");
         let original_cgroup = own_cgroup();
-        let mut node =
-            Self { layout, gateway, program, folder, process, original_cgroup, _lock: lock };
+        let mut node = Self {
+            layout,
+            gateway,
+            tls_gateway: None,
+            program,
+            folder,
+            process,
+            original_cgroup,
+            _lock: lock,
+        };
         node.wait_until_ready();
         node.join_client_cgroup();
         node
