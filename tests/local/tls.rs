@@ -3,8 +3,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 
 use tests::multi_process_node::MultiProcessNode;
 use tests::rouse_node::RouseNode;
@@ -119,7 +117,7 @@ fn renewed_files_are_served_without_a_failed_request_and_broken_ones_are_not() {
             (clients.served_certificate(host).as_deref() == Some(certificate)).then_some(())
         });
     };
-    with_load(&clients, |load| {
+    clients.with_load(HOST, |load| {
         for _ in 0..3 {
             files.renew();
             wait_served(HOST, &certificate_in(&files.certificate()));
@@ -138,46 +136,6 @@ fn renewed_files_are_served_without_a_failed_request_and_broken_ones_are_not() {
 
         files.renew();
         wait_served(HOST, &certificate_in(&files.certificate()));
-    });
-}
-
-/// Runs of h2load, one after the other, each with connections of its own.
-struct RepeatedLoad {
-    stop: AtomicBool,
-    finished_runs: AtomicUsize,
-}
-
-impl RepeatedLoad {
-    /// Waits until a run that began after this call has ended.
-    fn wait_for_another_run(&self) {
-        let before = self.finished_runs.load(Ordering::Relaxed);
-        wait_for("another run of the load", || {
-            (self.finished_runs.load(Ordering::Relaxed) >= before + 2).then_some(())
-        });
-    }
-}
-
-/// Stops the load also if a check has failed: the scope would wait for it forever.
-struct StopOnDrop<'a>(&'a RepeatedLoad);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Runs `work` under load by HTTP/2 over TLS. Panics if one request failed.
-fn with_load(clients: &TlsClients, work: impl FnOnce(&RepeatedLoad)) {
-    let load = RepeatedLoad { stop: AtomicBool::new(false), finished_runs: AtomicUsize::new(0) };
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !load.stop.load(Ordering::Relaxed) {
-                clients.h2load(HOST, 500);
-                load.finished_runs.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        let _stop = StopOnDrop(&load);
-        work(&load);
     });
 }
 

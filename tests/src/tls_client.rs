@@ -3,8 +3,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 
 use crate::tls_files::first_certificate;
+use crate::wait::wait_for;
+
+/// Requests of one run of h2load under which certificates change.
+const REQUESTS_OF_RUN: usize = 500;
 
 /// Clients of one gateway, which trust one authority.
 #[derive(Clone, Debug)]
@@ -68,6 +74,21 @@ impl TlsClients {
         assert!(negotiated, "no HTTP/2 by ALPN: {output}");
     }
 
+    /// Runs `work` under load on a host by HTTP/2 over TLS. Panics if one request failed.
+    pub fn with_load(&self, host: &str, work: impl FnOnce(&RepeatedLoad)) {
+        let load = RepeatedLoad::default();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !load.stop.load(Ordering::Relaxed) {
+                    self.h2load(host, REQUESTS_OF_RUN);
+                    load.finished_runs.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let _stop = StopOnDrop(&load);
+            work(&load);
+        });
+    }
+
     /// Runs a client of `tests/servers`, `PROGRAM https URL CA COUNT`, and returns its output. Panics if it failed.
     pub fn run_https(&self, program: &[&str], host: &str, count: usize) -> String {
         let mut client = self.command(program[0]);
@@ -75,6 +96,32 @@ impl TlsClients {
         // The name is in no DNS.
         client.arg(count.to_string()).env("CONNECT", self.gateway.ip().to_string());
         output_of(&mut client)
+    }
+}
+
+/// Runs of h2load, one after the other, each with connections of its own.
+#[derive(Debug, Default)]
+pub struct RepeatedLoad {
+    stop: AtomicBool,
+    finished_runs: AtomicUsize,
+}
+
+impl RepeatedLoad {
+    /// Waits until a run that began after this call has ended.
+    pub fn wait_for_another_run(&self) {
+        let before = self.finished_runs.load(Ordering::Relaxed);
+        wait_for("another run of the load", || {
+            (self.finished_runs.load(Ordering::Relaxed) >= before + 2).then_some(())
+        });
+    }
+}
+
+/// Stops the load also if a check has failed: the scope would wait for it forever.
+struct StopOnDrop<'a>(&'a RepeatedLoad);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
     }
 }
 

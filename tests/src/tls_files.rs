@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::fixtures::certificates::{TestAuthority, TestCertificate};
+use serde_json::json;
 
 /// Folder of the pairs besides the first one, below the folder of the test.
 const FOLDER: &str = "folder";
@@ -85,6 +86,18 @@ impl TlsFiles {
     pub fn folder(&self) -> PathBuf {
         self.folder.join(FOLDER)
     }
+}
+
+/// Manifest of a Secret of the type `kubernetes.io/tls`, in JSON.
+pub fn tls_secret(name: &str, certificate: &str, key: &str) -> String {
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": { "name": name },
+        "type": "kubernetes.io/tls",
+        "stringData": { "tls.crt": certificate, "tls.key": key },
+    });
+    secret.to_string()
 }
 
 /// First certificate of a text in PEM, in base64 without line ends, to compare it with one that a server sent. `None`:
