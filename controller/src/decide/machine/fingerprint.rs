@@ -88,8 +88,6 @@ impl ControllerStateMachine {
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }
-            // No Secret is read yet.
-            RouteKey::Certificate(_) => return None,
             RouteKey::Activator(name) => {
                 let mut fixed = self.cluster.settings.fixed_activators.iter();
                 let observed =
