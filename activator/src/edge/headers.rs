@@ -45,7 +45,7 @@ const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
 const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 
 /// Protocol to which every client may switch (RFC 6455).
-const WEBSOCKET: &str = "websocket";
+pub const WEBSOCKET: &str = "websocket";
 
 /// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` stays, because the writer of the next message needs
 /// to see it and writes its own. `Trailer` has to reach the other end.

@@ -30,3 +30,4 @@ mod stopping;
 mod tcp;
 mod tcp_components;
 mod tcp_streams;
+mod websockets;

@@ -13,7 +13,7 @@ use super::RequestForwarder;
 use crate::{
     budget::ClientBound,
     clients::{connections::ClientConnection, socket::ClientSocket},
-    edge::headers,
+    edge::{headers, websocket},
     h1,
     pods::{
         connection::{PodConnection, PodResponseBody},
@@ -24,8 +24,12 @@ use crate::{
     },
     request_error::ProxyRequestError,
     requests::{
-        pending_request::PendingRequest, request_log::RequestLogEntry, request_timer::RequestTimer,
-        response_body::ClientResponseBody, upgraded_connection::relay_upgraded_connection,
+        pending_request::PendingRequest,
+        request_log::RequestLogEntry,
+        request_timer::RequestTimer,
+        response_body::ClientResponseBody,
+        upgraded_client::{UpgradedClient, UpgradedStream},
+        upgraded_connection::relay_upgraded_connection,
     },
     revisions::revision::{PodPermit, QueueEntry},
 };
@@ -143,22 +147,29 @@ impl RequestForwarder {
         entry: &mut Option<Box<RequestLogEntry>>,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         let PodResponse { mut response, permit } = pod_response;
-        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let address = permit.pod.key.address;
+        let failed = |reason: String| ProxyRequestError::ExchangeFailed { address, reason };
         let status = response.status();
+        if let Some(handshake) = &pending.websocket {
+            let checked = handshake.check_response(status, response.headers());
+            checked.map_err(|error| failed(error.to_string()))?;
+        }
         headers::rewrite_response_head(response.headers_mut(), status, pending.client_version);
-        if !switched {
+        if status != StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));
         }
         // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
         // error.
         let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_upgraded();
-        let Some((client, pod)) = pending.upgrade.take().zip(pod) else {
-            let reason = "pod switched protocols unasked".to_owned();
-            return Err(ProxyRequestError::ExchangeFailed {
-                address: permit.pod.key.address,
-                reason,
-            });
+        let Some((upgrade, pod)) = pending.upgrade.take().zip(pod) else {
+            return Err(failed("pod switched protocols unasked".to_owned()));
         };
+        let body = pending.websocket_body.take();
+        let stream = body.and_then(|it| UpgradedStream::of_current_task(&pending.connection, it));
+        let client = UpgradedClient { upgrade, stream: stream.map(Arc::new) };
+        if pending.websocket.is_some() {
+            websocket::convert_switch_response(&mut response);
+        }
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
         entry.iter_mut().for_each(|entry| entry.set_status(status));
