@@ -264,7 +264,7 @@ fn header_value(header: &str, text: &str) -> Result<HeaderValue, ProxyRequestErr
 }
 
 /// Changes the head to HTTP/2, which has host and scheme in the target, and no hops (RFC 9113 §8.3.1).
-fn convert_to_http2(head: &mut request::Parts) {
+pub fn convert_to_http2(head: &mut request::Parts) {
     head.version = Version::HTTP_2;
     let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {

@@ -8,7 +8,10 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version, header, request};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
-use crate::{edge::headers::WEBSOCKET, request_error::ProxyRequestError};
+use crate::{
+    edge::headers::{self, WEBSOCKET},
+    request_error::ProxyRequestError,
+};
 
 /// Version of the protocol that RFC 6455 defines, the only one in use.
 const WEBSOCKET_VERSION: &str = "13";
@@ -87,6 +90,16 @@ impl WebSocketHandshake {
         }
         Ok(())
     }
+}
+
+/// Changes the GET of a handshake, as it is for a pod of HTTP/1.1, to the CONNECT for a pod of HTTP/2. The caller adds
+/// the `:protocol`.
+pub fn convert_to_connect(head: &mut request::Parts) {
+    head.method = Method::CONNECT;
+    for name in [header::CONNECTION, header::UPGRADE, header::SEC_WEBSOCKET_KEY] {
+        head.headers.remove(name);
+    }
+    headers::convert_to_http2(head);
 }
 
 /// Changes a pod's 101 to the 200 of HTTP/2, after which the stream carries the bytes of the WebSocket.
@@ -177,6 +190,21 @@ mod tests {
                 ("upgrade", "websocket"),
             ]
         );
+    }
+
+    #[test]
+    fn for_a_pod_of_http2_it_is_a_connect_again() {
+        let mut head = connect(&[("sec-websocket-protocol", "chat")]);
+        WebSocketHandshake::from_connect(&mut head, sample_random()).expect("a CONNECT");
+        // The form that a prepared head has.
+        head.uri = "/chat?x=1".parse().expect("valid");
+        head.headers.insert(header::HOST, HeaderValue::from_static("a.example"));
+        convert_to_connect(&mut head);
+        assert_eq!((head.method, head.version), (Method::CONNECT, Version::HTTP_2));
+        assert_eq!(head.uri, "http://a.example/chat?x=1");
+        let mut names: Vec<_> = head.headers.keys().map(|name| name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["sec-websocket-protocol", "sec-websocket-version"]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::{
-    pods::http1_connection::UpgradedPodStream,
+    pods::upgraded_pod::UpgradedPod,
     requests::{
         request_timer::RequestTimer,
         upgraded_client::{UpgradedClient, UpgradedStream},
@@ -37,21 +37,22 @@ use crate::{
 /// A client's stream of HTTP/2 is reset unless both ends have closed. A connection of HTTP/1.1 just closes.
 pub async fn relay_upgraded_connection(
     client: UpgradedClient,
-    mut pod: UpgradedPodStream,
+    pod: UpgradedPod,
     permit: Arc<PodPermit>,
     timer: RequestTimer,
     stop: CancellationToken,
 ) {
     // Bytes that the pod has sent behind its head count as its first ones.
-    let activity = Arc::new(UpgradeActivity::new(!pod.buffered.is_empty()));
+    let activity = Arc::new(UpgradeActivity::new(pod.has_buffered_bytes()));
     let stream = client.stream.clone();
     let mut client_io = None;
     let relay = async {
+        let (buffered, pod) = pod.complete().await?;
         // hyper completes the client's upgrade only after it has sent the head of the response.
         let client = client_io.insert(client.complete().await?);
         let mut client = ActivityTrackedIo(client, Arc::clone(&activity));
-        client.write_all(&pod.buffered).await?;
-        let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&activity));
+        client.write_all(&buffered).await?;
+        let mut pod = ActivityTrackedIo(pod, Arc::clone(&activity));
         let byte_counts = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
         debug!(pod = %permit.pod.uid, carried = ?byte_counts, "upgraded connection ended");
         Ok::<_, Box<dyn Error + Send + Sync>>(())
@@ -71,7 +72,6 @@ pub async fn relay_upgraded_connection(
         () = wait_given_up(stream.as_deref()) => false,
         () = stop.cancelled() => false,
     };
-    drop(pod);
     if let (false, Some(stream), Some(client)) = (is_complete, stream, client_io) {
         stream.reset(client).await;
     }

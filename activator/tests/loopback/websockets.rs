@@ -1,4 +1,4 @@
-//! WebSockets over streams of HTTP/2 (RFC 8441), to pods of HTTP/1.1.
+//! WebSockets over streams of HTTP/2 (RFC 8441), to pods of HTTP/1.1 and of HTTP/2.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -9,6 +9,7 @@ use std::{
 use activator::budget::CLIENT_SEND_BUFFER;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use common::wire::AppProtocol;
 use datapath::h2::{frame_flag, frame_kind};
 use futures::future::join_all;
 use h2::{
@@ -16,7 +17,7 @@ use h2::{
     client::{ResponseFuture, SendRequest},
     ext::Protocol,
 };
-use http::{Request, Response, StatusCode, request};
+use http::{Method, Request, Response, StatusCode, request};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -655,4 +656,136 @@ async fn a_client_that_does_not_read_is_charged_with_what_waits_for_it() {
     socket.sending.send_reset(Reason::CANCEL);
     wait_until(|| charged() == 0).await;
     assert_no_state_left(&fixture).await;
+}
+
+/// Creates a fixture whose pods speak HTTP/2.
+async fn http2_fixture() -> ActivatorFixture {
+    let mut fixture = ActivatorFixture::new().await;
+    fixture.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::H2c;
+    });
+    fixture
+}
+
+/// Pod that responds to each request of HTTP/2 with this status code. After 200 it sends everything back, and a last
+/// word.
+#[derive(Clone)]
+struct WebSocketHttp2Pod {
+    status: u16,
+    /// True if it announces that it takes extended CONNECT.
+    takes_connect: bool,
+    heads: mpsc::Sender<request::Parts>,
+}
+
+impl WebSocketHttp2Pod {
+    async fn serve(self, stream: TcpStream) {
+        let mut builder = h2::server::Builder::new();
+        if self.takes_connect {
+            builder.enable_connect_protocol();
+        }
+        let Ok(mut connection) = builder.handshake::<_, Bytes>(stream).await else { return };
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let (head, mut receiving) = request.into_parts();
+            self.heads.send(head).await.unwrap();
+            let response = Response::builder().status(self.status);
+            let response = response.header("sec-websocket-protocol", "chat").body(()).unwrap();
+            let mut sending = respond.send_response(response, false).unwrap();
+            let is_refusal = self.status != 200;
+            tokio::spawn(async move {
+                if is_refusal {
+                    sending.send_data("nope".into(), true).ok();
+                    return;
+                }
+                while let Some(Ok(data)) = receiving.data().await {
+                    receiving.flow_control().release_capacity(data.len()).ok();
+                    sending.send_data(data, false).ok();
+                }
+                sending.send_data("bye".into(), true).ok();
+            });
+        }
+    }
+}
+
+/// Starts a pod of HTTP/2. Returns its address and the heads of its requests.
+async fn start_http2_pod(
+    status: u16,
+    takes_connect: bool,
+) -> (SocketAddr, mpsc::Receiver<request::Parts>) {
+    let (heads, received) = mpsc::channel(8);
+    let pod = WebSocketHttp2Pod { status, takes_connect, heads };
+    (start_pod_with(move |stream, _| pod.clone().serve(stream)).await, received)
+}
+
+#[tokio::test]
+async fn a_pod_of_http2_gets_an_extended_connect() {
+    let mut fixture = http2_fixture().await;
+    let (pod, mut heads) = start_http2_pod(200, true).await;
+    fixture.add_ready_pod("p", pod);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let (mut one, mut two) = (client.open().await, client.open().await);
+    for (socket, text) in [(&mut one, "first"), (&mut two, "second")] {
+        assert_eq!(socket.field("sec-websocket-protocol"), Some("chat"));
+        socket.send(text);
+        socket.expect(text).await;
+    }
+    let head = heads.recv().await.unwrap();
+    assert_eq!(head.method, Method::CONNECT);
+    assert_eq!(head.extensions.get::<Protocol>().unwrap().as_str(), "websocket");
+    assert_eq!(head.uri, CHAT);
+    assert_eq!(head.headers["sec-websocket-version"], "13");
+    assert_eq!(head.headers["x-forwarded-for"], "127.0.0.1");
+    for absent in ["sec-websocket-key", "upgrade", "connection", "host"] {
+        assert!(!head.headers.contains_key(absent), "{absent}");
+    }
+    one.finish();
+    assert_eq!(one.read_rest().await, "bye");
+    two.sending.send_reset(Reason::CANCEL);
+    assert_no_state_left(&fixture).await;
+}
+
+#[tokio::test]
+async fn a_pod_of_http2_may_refuse_a_handshake() {
+    let cases = [(403, 403, "nope"), (202, 502, "status 202 in place of 101")];
+    for (status, expected, text) in cases {
+        let mut fixture = http2_fixture().await;
+        let (pod, _heads) = start_http2_pod(status, true).await;
+        fixture.add_ready_pod("p", pod);
+        let client = WebSocketClient::connect(fixture.port).await;
+        let mut refused = client.start(&[]).await.response().await;
+        assert_eq!(refused.head.status().as_u16(), expected);
+        assert!(refused.read_rest().await.contains(text), "{text}");
+        assert_no_state_left(&fixture).await;
+    }
+}
+
+/// A client of HTTP/1.1 opens its WebSocket at such a pod in the same way.
+#[tokio::test]
+async fn a_pod_without_extended_connect_gets_the_handshake_of_http1() {
+    for speaks_http2 in [true, false] {
+        let mut fixture = http2_fixture().await;
+        let (heads, mut http2_heads) = mpsc::channel(8);
+        let http2 = WebSocketHttp2Pod { status: 200, takes_connect: false, heads };
+        let pod = start_pod_with(move |mut stream, _| {
+            let http2 = http2.clone();
+            async move {
+                let mut first = [0; 3];
+                stream.peek(&mut first).await.unwrap();
+                match first == *b"PRI" {
+                    true if speaks_http2 => http2.serve(stream).await,
+                    true => drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await),
+                    false => {
+                        accept_websocket(&mut stream).await;
+                        echo_until_end(stream).await;
+                    }
+                }
+            }
+        })
+        .await;
+        fixture.add_ready_pod("p", pod);
+        let client = WebSocketClient::connect(fixture.port).await;
+        let mut socket = client.open().await;
+        socket.send("hello");
+        socket.expect("hello").await;
+        assert!(http2_heads.try_recv().is_err(), "no request in HTTP/2");
+    }
 }
