@@ -45,7 +45,7 @@ const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
 const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 
 /// Protocol to which every client may switch (RFC 6455).
-const WEBSOCKET: &str = "websocket";
+pub const WEBSOCKET: &str = "websocket";
 
 /// Port that a URL of https means if it names none (RFC 9110 §4.2.2).
 pub const HTTPS_PORT: u16 = 443;
@@ -268,7 +268,7 @@ fn header_value(header: &str, text: &str) -> Result<HeaderValue, ProxyRequestErr
 }
 
 /// Changes the head to HTTP/2, which has host and scheme in the target, and no hops (RFC 9113 §8.3.1).
-fn convert_to_http2(head: &mut request::Parts) {
+pub fn convert_to_http2(head: &mut request::Parts) {
     head.version = Version::HTTP_2;
     let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {

@@ -16,7 +16,7 @@ use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::TcpStream,
     time::{Instant, error::Elapsed, sleep, timeout},
@@ -43,7 +43,7 @@ use crate::{
     request_error::ProxyRequestError,
     requests::{
         forwarder::RequestForwarder, response_body::ClientResponseBody,
-        watched_body::ClientWatchedBody,
+        stream_tasks::StreamTaskExecutor, watched_body::ClientWatchedBody,
     },
     routes::service::{PortProtocol, RoutedService},
 };
@@ -64,7 +64,7 @@ pub struct ClientConnectionServer {
     forwarder: Arc<RequestForwarder>,
     connections: Arc<ClientConnections>,
     http1: http1::Builder,
-    http2: http2::Builder<TokioExecutor>,
+    http2: http2::Builder<StreamTaskExecutor>,
     /// Time of the last warning that connections cannot be accepted.
     last_warning: Mutex<Option<Instant>>,
 }
@@ -95,9 +95,11 @@ impl ClientConnectionServer {
             // The socket detects whether a client that has closed its sending half is gone.
             .half_close(true)
             .auto_date_header(true);
-        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        let mut http2 = http2::Builder::new(StreamTaskExecutor);
         http2
             .timer(TokioTimer::new())
+            // Browsers open no WebSocket over HTTP/2 without it, and not all of them try HTTP/1.1 then.
+            .enable_connect_protocol()
             .max_header_list_size(u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX))
             // For an entry of its table h2 would keep the whole buffer that the entry came in.
             .header_table_size(0)

@@ -17,6 +17,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
     body::Incoming,
     client::conn::{TrySendError, http2},
+    upgrade::OnUpgrade,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
@@ -30,9 +31,9 @@ use crate::{
         exchange_error::{ExchangeError, PodError, PodSendError},
         http1_connection::{
             Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ_CHUNK_BYTES,
-            UpgradedPodStream,
         },
         request_body::PodRequestBody,
+        upgraded_pod::UpgradedPod,
     },
     tcp_socket,
 };
@@ -46,6 +47,8 @@ const POD_STREAM_WINDOW: u32 = 64 << 10;
 const POD_CONNECTION_WINDOW: u32 = MAX_POD_STREAMS * POD_STREAM_WINDOW;
 /// Interval of pings while a stream is open. A pod that leaves a ping unanswered for as long is gone with its node.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// Interval at which a connection is asked if the pod's settings have come. hyper does not report that.
+const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Connection of a request: one of its own, or one use of a shared one.
 #[derive(Debug)]
@@ -123,18 +126,36 @@ impl PodConnection {
 
     /// Opens an HTTP/2 connection, and drives it in a task of its own until it ends.
     async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
-        // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that
-        // a pod's responses do not depend on its protocol.
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(POD_STREAM_WINDOW)
-            .initial_connection_window_size(POD_CONNECTION_WINDOW)
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_INTERVAL)
-            .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
-        let (sender, driver) =
-            builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let builder = http2_builder();
+        let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
+        let (sender, driver) = handshake.await.map_err(io::Error::other)?;
+        Ok(Self::start_http2(sender, driver, max_idle))
+    }
+
+    /// Opens an HTTP/2 connection for one WebSocket. `None`: the pod does not take extended CONNECT (RFC 8441 §3), or
+    /// speaks no HTTP/2.
+    pub async fn open_for_websocket(stream: TcpStream) -> Option<Self> {
+        // Without a stream until the pod's settings come, the maximum tells that they have.
+        let mut builder = http2_builder();
+        builder.initial_max_send_streams(0_usize);
+        let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
+        let (sender, mut driver) = handshake.await.ok()?;
+        let mut poll = tokio::time::interval(SETTINGS_POLL_INTERVAL);
+        while driver.current_max_send_streams() == 0 {
+            tokio::select! {
+                _ended = &mut driver => return None,
+                _ = poll.tick() => {}
+            }
+        }
+        let is_allowed = driver.is_extended_connect_protocol_enabled();
+        is_allowed.then(|| Self::start_http2(sender, driver, Duration::ZERO))
+    }
+
+    fn start_http2(
+        sender: http2::SendRequest<PodRequestBody>,
+        driver: http2::Connection<TokioIo<TcpStream>, PodRequestBody, TokioExecutor>,
+        max_idle: Duration,
+    ) -> Self {
         // hyper reads and writes only while its driver runs, also while no request uses the connection.
         tokio::spawn(async move {
             if let Err(error) = driver.await {
@@ -145,7 +166,7 @@ impl PodConnection {
             active_streams: AtomicU32::new(0),
             last_used_ns: AtomicU64::new(now_ns()),
         };
-        Ok(Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle }))
+        Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle })
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
@@ -175,6 +196,11 @@ impl PodConnection {
             Self::Http2(shared) => shared.is_reusable(),
             Self::Http2Stream(_) | Self::Tcp(_) => false,
         }
+    }
+
+    /// Returns true if it speaks HTTP/2.
+    pub fn is_http2(&self) -> bool {
+        matches!(self, Self::Http2(_) | Self::Http2Stream(_))
     }
 
     /// Returns the TCP connection itself. `None`: it speaks HTTP.
@@ -230,9 +256,14 @@ impl PodResponseBody {
         }
     }
 
-    /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
-    pub fn into_upgraded(self) -> Option<UpgradedPodStream> {
-        if let Self::Http1(body) = self { body.into_upgraded() } else { None }
+    /// Leaves HTTP after a switch of protocols, or after an extended CONNECT, whose response has `upgrade`. `None`: the
+    /// response allows neither.
+    pub fn into_upgraded(self, upgrade: Option<OnUpgrade>) -> Option<UpgradedPod> {
+        match (self, upgrade) {
+            (Self::Http1(body), None) => body.into_upgraded().map(UpgradedPod::Http1),
+            (Self::Http2(_, stream), Some(upgrade)) => Some(UpgradedPod::Http2(upgrade, stream)),
+            (Self::Http1(_), Some(_)) | (Self::Http2(..), None) | (Self::Ended, _) => None,
+        }
     }
 }
 
@@ -310,6 +341,21 @@ impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
         };
         Self { resendable, cause }
     }
+}
+
+/// Builder of HTTP/2 connections to pods.
+fn http2_builder() -> http2::Builder<TokioExecutor> {
+    // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that a
+    // pod's responses do not depend on its protocol.
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(POD_STREAM_WINDOW)
+        .initial_connection_window_size(POD_CONNECTION_WINDOW)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_INTERVAL)
+        .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
+    builder
 }
 
 fn clone_head(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {

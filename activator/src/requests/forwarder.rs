@@ -201,7 +201,8 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         | ProxyRequestError::TooManyRequestBytes
         | ProxyRequestError::BodyIdleTimeout
         | ProxyRequestError::BadRequest(_)
-        | ProxyRequestError::ConnectMethod => {
+        | ProxyRequestError::ConnectMethod
+        | ProxyRequestError::ConnectProtocol => {
             debug!(?entrypoint, %client, code, %failure, "request refused")
         }
     }

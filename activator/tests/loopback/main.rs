@@ -33,3 +33,4 @@ mod tcp_streams;
 mod tls;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;
+mod websockets;

@@ -4,6 +4,7 @@ use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{AppProtocol, EdgeSettings, TagRouting};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
+use hyper::ext::Protocol;
 
 use super::RequestForwarder;
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
         client_headers::is_https,
         headers, host,
         platform_probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
+        websocket,
     },
     entrypoint::{Entrypoint, TrafficOrigin},
     request_error::ProxyRequestError,
@@ -35,13 +37,14 @@ impl RequestForwarder {
     ) -> Result<Routed, ProxyRequestError> {
         let ReceivedRequest { head, body, entrypoint, client, connection } = received;
         host::check_host(&head)?;
-        if head.method == Method::CONNECT {
-            return Err(ProxyRequestError::ConnectMethod);
-        }
+        let connect_protocol = head.extensions.get::<Protocol>().map(Protocol::as_str);
+        websocket::check_connect(&head.method, connect_protocol)?;
+        // Only a WebSocket over HTTP/2 is left of CONNECT. It is no probe, since a success would open it.
+        let opens_websocket = head.method == Method::CONNECT;
+        let may_be_probe =
+            entrypoint.traffic_origin() == TrafficOrigin::Internal && !opens_websocket;
         // The response to a probe of the platform comes before a Revision is chosen, so that it never wakes one.
-        if let Some(probe) = platform_probe::parse_probe(&head)
-            .filter(|_| entrypoint.traffic_origin() == TrafficOrigin::Internal)
-        {
+        if let Some(probe) = platform_probe::parse_probe(&head).filter(|_| may_be_probe) {
             return Ok(Routed::Respond(self.respond_to_probe(probe, entrypoint, &head).into()));
         }
         let service_match = self.find_service(entrypoint, &head)?;
@@ -77,6 +80,8 @@ impl RequestForwarder {
             settings,
             client_version,
             upgrade: None,
+            websocket: None,
+            websocket_body: opens_websocket.then(|| connection.start_body()),
             socket,
             connection: Arc::clone(connection),
         })))
