@@ -285,6 +285,14 @@ impl ClientSocket {
         drain_bytes(UNREAD_DRAIN_PIECE, poll_read).await;
     }
 
+    /// Waits until the client has closed its sending half, or the whole connection, behind bytes that nothing reads now.
+    pub(crate) async fn wait_hidden_fin(&self) {
+        // Most responses end before the watch is worth a descriptor.
+        tokio::time::sleep(FIN_WATCH_DELAY).await;
+        let Ok(watch) = self.clone_stream() else { return pending().await };
+        let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
+    }
+
     /// Waits until the client's kernel has sent a reset.
     pub(crate) async fn wait_reset(&self) {
         let Ok(watch) = self.clone_stream() else { return pending().await };

@@ -461,6 +461,33 @@ async fn a_client_that_leaves_is_noticed_over_tls() {
 }
 
 #[tokio::test]
+async fn a_silent_response_over_tls_ends_once_its_client_is_gone() {
+    let (mut fixture, _) = start_asleep().await;
+    fixture.apply_change(|table| {
+        // The request's timeout would end the response, too.
+        table.revisions.get_mut(&revision()).unwrap().timeout = 100 * LONG;
+    });
+    let (ended, end) = tokio::sync::oneshot::channel();
+    let at = start_pod_once(|mut stream, _| async move {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        ended.send(stream.read_u8().await.is_err()).unwrap();
+    })
+    .await;
+    fixture.add_ready_pod("p", at);
+    let mut client = open(fixture.outside_tls, client_config(&[]), HOST).await.unwrap();
+    send(&mut client, get("")).await;
+    read_head(&mut client).await;
+    client.get_mut().1.send_close_notify();
+    client.flush().await.unwrap();
+    // The activator notices the alert before the client's TCP ends.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    leave(client, Leave::Reset).await;
+    let ended = tokio::time::timeout(LONG, end).await.expect("the pod learns of the end");
+    assert!(ended.unwrap());
+}
+
+#[tokio::test]
 async fn interim_responses_come_over_tls() {
     const HINTS: &str = "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
                          HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
