@@ -37,6 +37,10 @@ const CONNECTION_OVERHEAD_BYTES: usize = 32 << 10;
 pub const HYPER_BUFFER_BYTES: usize = 8 << 10;
 /// Bytes of a response that TLS holds encrypted for a client that does not read.
 pub const TLS_BUFFER_BYTES: usize = 16 << 10;
+/// Bytes that a client of TLS may send from which nothing is decrypted: a handshake, or the largest record, which has
+/// less than 18.5 KB (RFC 5246 §6.2.3). Behind a ClientHello, 16 KiB of early data for another server may come, which are
+/// dropped. Envoy's bound on a ClientHello is 16 KiB.
+pub const MAX_UNDECRYPTED_BYTES: usize = 32 << 10;
 /// Bytes of a client connection for TLS: [`TLS_BUFFER_BYTES`], the buffer for received bytes, and the keys.
 pub const TLS_CONNECTION_BYTES: usize = 24 << 10;
 /// Bytes that h2 keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is

@@ -16,6 +16,8 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
+use crate::clients::bounded_tcp::BoundedTcp;
+
 /// Name of HTTP/2 over TLS in ALPN (RFC 9113 §3.2).
 const ALPN_HTTP2: &[u8] = b"h2";
 
@@ -25,7 +27,7 @@ pub enum ClientStream {
     /// Connection of TCP alone.
     Plain(TcpStream),
     /// Connection of TLS whose handshake is complete.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<BoundedTcp>>),
 }
 
 impl From<TcpStream> for ClientStream {
@@ -34,12 +36,19 @@ impl From<TcpStream> for ClientStream {
     }
 }
 
+impl From<TlsStream<BoundedTcp>> for ClientStream {
+    fn from(mut tls: TlsStream<BoundedTcp>) -> Self {
+        tls.get_mut().0.mark_decrypted();
+        Self::Tls(Box::new(tls))
+    }
+}
+
 impl ClientStream {
     /// TCP connection below, whose readiness shows the client's FIN and reset.
     pub fn tcp(&self) -> &TcpStream {
         match self {
             Self::Plain(tcp) => tcp,
-            Self::Tls(tls) => tls.get_ref().0,
+            Self::Tls(tls) => tls.get_ref().0.tcp(),
         }
     }
 
@@ -76,7 +85,8 @@ impl ClientStream {
             Self::Plain(tcp) => return tcp.try_write(bytes),
             Self::Tls(tls) => tls,
         };
-        let (tcp, session) = tls.get_mut();
+        let (transport, session) = tls.get_mut();
+        let tcp = transport.tcp();
         // Before as well: the encrypted bytes are bounded, and may leave no room for these.
         try_send_encrypted(tcp, session)?;
         let written = session.writer().write(bytes)?;
@@ -93,9 +103,9 @@ impl ClientStream {
         match self {
             Self::Plain(_) => Ok(()),
             Self::Tls(tls) => {
-                let (tcp, session) = tls.get_mut();
+                let (transport, session) = tls.get_mut();
                 session.send_close_notify();
-                try_send_encrypted(tcp, session)
+                try_send_encrypted(transport.tcp(), session)
             }
         }
     }
@@ -108,7 +118,7 @@ impl ClientStream {
     ) -> Poll<io::Result<()>> {
         let tcp = match self {
             Self::Plain(tcp) => tcp,
-            Self::Tls(tls) => tls.get_mut().0,
+            Self::Tls(tls) => tls.get_mut().0.tcp_mut(),
         };
         Pin::new(tcp).poll_read(cx, into)
     }
@@ -174,7 +184,7 @@ impl AsyncWrite for ClientStream {
 
 /// Reads what the client has sent within TLS: at least a part of one record, and all that is decrypted already.
 fn poll_read_decrypted(
-    tls: &mut TlsStream<TcpStream>,
+    tls: &mut TlsStream<BoundedTcp>,
     cx: &mut Context<'_>,
     into: &mut ReadBuf<'_>,
 ) -> Poll<io::Result<()>> {
@@ -188,6 +198,7 @@ fn poll_read_decrypted(
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut *tls).consume(count);
+        tls.get_mut().0.mark_decrypted();
         // Further bytes are taken only if that needs no read of TCP, so that the loop never waits with some of them.
         if into.remaining() == 0 || tls.get_ref().1.wants_read() {
             return Poll::Ready(Ok(()));
@@ -197,7 +208,7 @@ fn poll_read_decrypted(
 
 /// Decrypted bytes that are not consumed; empty at the end of the client's bytes.
 fn poll_decrypted<'a>(
-    tls: &'a mut TlsStream<TcpStream>,
+    tls: &'a mut TlsStream<BoundedTcp>,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<&'a [u8]>> {
     Poll::Ready(match ready!(Pin::new(tls).poll_fill_buf(cx)) {

@@ -325,6 +325,20 @@ async fn a_silent_handshake_ends_and_counts() {
 }
 
 #[tokio::test]
+async fn a_client_hello_of_no_sensible_size_is_refused() {
+    let fixture = ActivatorFixture::new().await;
+    // It is said to have 60 KiB, and comes in records of 4 KiB. Most of it is sent.
+    let record = [&[0x16, 3, 1, 0x10, 0][..], &[0; 4096]].concat();
+    let mut hello = record.repeat(12);
+    hello[5..9].copy_from_slice(&[1, 0, 0xf0, 0]);
+    let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+    // The end may come before all bytes are sent.
+    client.write_all(&hello).await.ok();
+    wait_until(|| handshakes(&fixture, "refused") == 1.0).await;
+    assert_eq!(read_rest(&mut client).await, "");
+}
+
+#[tokio::test]
 async fn a_silent_handshake_gives_way_to_a_request_at_the_bound() {
     let mut fixture = ActivatorFixture::with(|config| {
         (config.max_connections, config.max_client_connections) = (Some(1), Some(10));

@@ -44,10 +44,10 @@ async fn connect() -> (client::TlsStream<TcpStream>, ClientStream) {
     let name = ServerName::try_from("a.example").unwrap();
     let (client, server) = tokio::join!(
         TlsConnector::from(Arc::new(trusting)).connect(name, tcp),
-        TlsAcceptor::from(config)
-            .accept_with(accepted, |it| it.set_buffer_limit(Some(TLS_BUFFER_BYTES))),
+        TlsAcceptor::from(config).accept_with(BoundedTcp::new(accepted), |it| it
+            .set_buffer_limit(Some(TLS_BUFFER_BYTES))),
     );
-    (client.unwrap(), ClientStream::Tls(Box::new(server.unwrap())))
+    (client.unwrap(), server.unwrap().into())
 }
 
 #[tokio::test]

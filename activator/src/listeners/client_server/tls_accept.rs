@@ -15,7 +15,7 @@ use tracing::debug;
 use super::ClientConnectionServer;
 use crate::{
     budget::TLS_BUFFER_BYTES,
-    clients::{client_stream::ClientStream, socket::drain_bytes},
+    clients::{bounded_tcp::BoundedTcp, client_stream::ClientStream, socket::drain_bytes},
     metrics::{HandshakeResult, TlsMetrics},
 };
 
@@ -114,7 +114,7 @@ impl ClientConnectionServer {
         if first[0].is_ascii_uppercase() {
             return Err(HandshakeError::PlainHttp(stream));
         }
-        let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
         let name = start.client_hello().server_name().map(normalize_name);
         let own = name.as_deref().and_then(|it| self.forwarder.routes.certificate_for_host(it));
         let chosen = self.forwarder.certificates.choose(own.as_ref(), name.as_deref());
@@ -126,7 +126,7 @@ impl ClientConnectionServer {
         };
         let handshake =
             start.into_stream_with(config, |it| it.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
-        Ok(ClientStream::Tls(Box::new(handshake.await?)))
+        Ok(ClientStream::from(handshake.await?))
     }
 }
 
