@@ -325,6 +325,17 @@ async fn a_silent_handshake_ends_and_counts() {
 }
 
 #[tokio::test]
+async fn a_silent_client_does_not_delay_the_stop() {
+    // Longer than the test waits.
+    let fixture = ActivatorFixture::with(|config| config.tls_handshake_timeout_ms = 60_000).await;
+    let mut silent = TcpStream::connect(fixture.outside_tls).await.unwrap();
+    wait_until(|| fixture.metric("rouse_activator_client_connections") == 1.0).await;
+    fixture.shutdown.cancel();
+    assert_eq!(read_rest(&mut silent).await, "");
+    wait_until(|| handshakes(&fixture, "closed") == 1.0).await;
+}
+
+#[tokio::test]
 async fn a_client_hello_of_no_sensible_size_is_refused() {
     let fixture = ActivatorFixture::new().await;
     // It is said to have 60 KiB, and comes in records of 4 KiB. Most of it is sent.

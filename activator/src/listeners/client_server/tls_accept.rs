@@ -7,12 +7,12 @@ use rustls::server::Acceptor;
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_rustls::LazyConfigAcceptor;
 use tracing::debug;
 
-use super::ClientConnectionServer;
+use super::{ClientConnectionServer, SHUTDOWN_PREFACE_TIMEOUT};
 use crate::{
     budget::TLS_BUFFER_BYTES,
     clients::{bounded_tcp::BoundedTcp, client_stream::ClientStream, socket::drain_bytes},
@@ -106,12 +106,8 @@ impl ClientConnectionServer {
 
     /// Reads the client's name, chooses the certificate, and completes the handshake with it.
     async fn run_handshake(&self, stream: TcpStream) -> Result<ClientStream, HandshakeError> {
-        let mut first = [0];
-        if stream.peek(&mut first).await? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
         // Methods of HTTP begin with a capital letter, and no message of TLS does.
-        if first[0].is_ascii_uppercase() {
+        if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
             return Err(HandshakeError::PlainHttp(stream));
         }
         let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
@@ -127,6 +123,28 @@ impl ClientConnectionServer {
         let handshake =
             start.into_stream_with(config, |it| it.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
         Ok(ClientStream::from(handshake.await?))
+    }
+
+    /// Waits for the client's first byte, which stays unread. Fails if none comes before the client closes, or soon
+    /// after the activator has stopped: a silent client must not delay that.
+    async fn peek_first_byte(&self, stream: &TcpStream) -> io::Result<u8> {
+        let mut first = [0];
+        let count = {
+            let peek = stream.peek(&mut first);
+            tokio::pin!(peek);
+            tokio::select! {
+                biased;
+                peeked = peek.as_mut() => peeked?,
+                () = self.forwarder.close_when_idle.cancelled() => {
+                    let late = |_elapsed| io::Error::from(io::ErrorKind::ConnectionAborted);
+                    timeout(SHUTDOWN_PREFACE_TIMEOUT, peek).await.map_err(late)??
+                }
+            }
+        };
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(first[0])
     }
 }
 
