@@ -333,6 +333,11 @@ impl ClientSocket {
         if inner.is_first_byte_sent {
             return Poll::Ready(Ok(()));
         }
+        // What is left of an interim response goes first. If it cannot, it fills the send buffer as below.
+        inner.try_write_interim();
+        if !inner.interim.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         match inner.stream.try_write(FIRST_RESPONSE_BYTE) {
             Ok(sent) => inner.is_first_byte_sent = sent == FIRST_RESPONSE_BYTE.len(),
             // Bytes already fill the send buffer, and provoke the same reaction of the client's kernel.
@@ -409,11 +414,9 @@ impl AsyncWrite for ClientSocket {
 impl ClientSocketInner {
     /// Writes interim responses as far as possible at once. The rest is written before hyper's next bytes.
     fn try_write_interim(&mut self) {
-        while let Ok(sent) = self.stream.try_write(&self.interim) {
+        while !self.interim.is_empty() {
+            let Ok(sent) = self.stream.try_write(&self.interim) else { return };
             self.interim.advance(sent);
-            if self.interim.is_empty() {
-                return;
-            }
         }
     }
 
