@@ -100,6 +100,8 @@ pub struct WatchedFiles {
     held_at_start: BTreeMap<PathBuf, CertificateMaterial>,
     /// True until a look has found the whole folder.
     is_new: bool,
+    /// Number of looks that did not find all pairs of the certificates in force at the start.
+    looks_without_start_pair: u32,
     /// Number of looks in a row that did not find the folder.
     looks_without_folder: u32,
     /// True if certificates have changed since the last [`end_look`](Self::end_look) that returned them.
@@ -135,6 +137,7 @@ impl WatchedFiles {
             pairs: BTreeMap::new(),
             held_at_start: held.into_iter().map(|it| (it.path, it.material)).collect(),
             is_new: true,
+            looks_without_start_pair: 0,
             looks_without_folder: 0,
             is_changed: true,
         }
@@ -204,6 +207,13 @@ impl WatchedFiles {
             // The folder was not found yet, and its certificates of the start must stay.
             return None;
         }
+        if self.lacks_start_pair() {
+            // Its files may be just about to be replaced.
+            self.looks_without_start_pair += 1;
+            if self.looks_without_start_pair < LOOKS_UNTIL_COUNTED {
+                return None;
+            }
+        }
         self.held_at_start.clear();
         let before = self.pairs.len();
         self.pairs.retain(|_, it| it.looks_without < LOOKS_UNTIL_COUNTED);
@@ -215,6 +225,13 @@ impl WatchedFiles {
     /// Returns true if a certificate of this place stays in force whatever its files are.
     pub fn keeps_certificate(&self, place: &FilePlace) -> bool {
         self.pairs.get(place).is_some_and(|it| it.material.is_some())
+    }
+
+    /// Returns true if no look has found the pair of a certificate in force at the start.
+    fn lacks_start_pair(&self) -> bool {
+        let looks = || self.pairs.values().filter_map(|it| it.look.as_ref());
+        let is_found = |path: &PathBuf| looks().any(|it| it.pair.certificate == *path);
+        !self.held_at_start.keys().all(is_found)
     }
 
     /// Returns true if the place has a pair already, or its certificate was in force at the start.
@@ -304,6 +321,23 @@ mod tests {
             watched.record_read(&place(), material(1));
             assert_eq!(watched.end_look().is_some(), is_news);
         }
+    }
+
+    #[test]
+    fn a_pair_of_the_start_that_one_look_misses_stays() {
+        let held = FileCertificate { path: PathBuf::from("/a.crt"), material: material(1) };
+        let mut watched = WatchedFiles::new(vec![held.clone()]);
+        assert!(watched.begin_look(Vec::new(), true).is_empty());
+        assert_eq!(watched.end_look(), None);
+        assert!(look(&mut watched, written_at(1), written_at(1)));
+        watched.record_read(&place(), material(1));
+        assert_eq!(watched.end_look(), Some(vec![held.clone()]));
+        let mut watched = WatchedFiles::new(vec![held]);
+        let gone = [(); 2].map(|()| {
+            watched.begin_look(Vec::new(), true);
+            watched.end_look()
+        });
+        assert_eq!(gone, [None, Some(Vec::new())]);
     }
 
     #[test]
