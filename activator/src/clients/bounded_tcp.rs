@@ -15,7 +15,7 @@ use crate::budget::MAX_UNDECRYPTED_BYTES;
 
 /// Error of a client that has sent too many bytes without one that can be decrypted.
 #[derive(Debug, thiserror::Error)]
-#[error("client has sent more than {} bytes of TLS without any data", MAX_UNDECRYPTED_BYTES)]
+#[error("client has sent too many bytes of TLS without any data")]
 struct TooManyUndecryptedBytesError;
 
 /// TCP connection of a client of TLS. Reads fail once too much has come from which nothing was decrypted: rustls would
