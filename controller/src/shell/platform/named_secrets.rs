@@ -164,7 +164,7 @@ impl SecretReader {
     /// Returns true if a Secret of this version need not be parsed: its certificate is in force.
     ///
     /// The machine may have refused the same certificate, which is not valid yet, and then gets it again. It may also
-    /// have forgotten it: a name that leaves and comes back at once is no change for this reader.
+    /// have forgotten it: a name that leaves and comes back soon may be no change for this reader.
     fn is_unchanged(&self, name: &NamespacedName, version: Option<&str>) -> bool {
         let last = self.versions.get(name).map(String::as_str);
         last.is_some()
