@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use common::{
     certificates::{CertificateFacts, ValidityState},
-    wire::{CertificateEntry, NamespacedName, is_dns_subdomain},
+    wire::{CertificateEntry, NamespacedName, is_secret_name},
 };
 
 use crate::model::cluster_state::{
@@ -26,7 +26,7 @@ pub fn secrets_of_mapping(
     mapping: &DomainMappingState,
 ) -> impl Iterator<Item = NamespacedName> {
     let all = mapping.tls_secret.as_deref().into_iter().chain(mapping.served_secret.as_deref());
-    all.filter(|it| is_dns_subdomain(it)).map(move |it| NamespacedName::new(namespace, it))
+    all.filter(|it| is_secret_name(it)).map(move |it| NamespacedName::new(namespace, it))
 }
 
 /// Returns the Secret whose certificate serves a mapping's domain. It is the named one, but the former one while only
@@ -40,7 +40,7 @@ pub fn served_secret(
     let is_in_force = |secret: &&str| has_certificate(cluster, namespace, secret);
     let former = mapping.served_secret.as_deref().filter(is_in_force);
     let served = Some(named).filter(is_in_force).or(former);
-    served.or_else(|| Some(named).filter(|it| is_dns_subdomain(it))).map(Into::into)
+    served.or_else(|| Some(named).filter(|it| is_secret_name(it))).map(Into::into)
 }
 
 /// Returns the status of a mapping's `CertificateProvisioned`. Texts are Knative's where it has the case; Knative does
@@ -55,7 +55,7 @@ pub fn certificate_status(
         return ConditionStatus::True(Some(ConditionReason::NO_TLS));
     };
     let kept = kept_note(cluster, &name.namespace, mapping);
-    if !is_dns_subdomain(secret) {
+    if !is_secret_name(secret) {
         let fault = "its name is no DNS subdomain";
         return failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"));
     }

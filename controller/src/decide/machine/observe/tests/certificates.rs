@@ -182,6 +182,17 @@ fn a_name_that_no_secret_has_is_reported_and_not_sent() {
 }
 
 #[test]
+fn a_secret_with_a_long_name_is_named() {
+    let mut api_server = start();
+    let long = "s".repeat(64);
+    map_with_tls(&mut api_server, DOMAIN, &long);
+    assert_eq!(api_server.named_secrets, named(&[long.as_str()]));
+    api_server.read_secret(&name(&long), usable(&valid(&[DOMAIN])));
+    assert_eq!(provisioned(&api_server), PROVIDED);
+    assert_eq!(served(&api_server), served_by(&long));
+}
+
+#[test]
 fn an_expired_certificate_is_served_and_reported() {
     let mut api_server = start();
     map_with_tls(&mut api_server, DOMAIN, "shop");
