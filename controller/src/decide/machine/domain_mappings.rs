@@ -33,7 +33,7 @@ impl ControllerStateMachine {
                 }
             }
         }
-        let secret = |it: &DomainMappingState| (it.tls_secret.clone(), it.is_terminating);
+        let secret = |it: &DomainMappingState| it.tls_secret.clone();
         let old_secret = previous.as_ref().map(secret);
         let old_target = previous.as_ref().map(|it| it.target.clone());
         let mut new_target = None;

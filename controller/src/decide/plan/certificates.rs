@@ -12,10 +12,10 @@ use crate::model::cluster_state::{
     SecretReadState, UnixMillis, rfc3339_of_seconds,
 };
 
-/// Returns the Secrets whose certificates are in use or asked for: those of mappings that are not being deleted, and
-/// those of `config-network`.
+/// Returns the Secrets whose certificates are in use or asked for: those of mappings, and those of `config-network`. A
+/// mapping that is being deleted serves its domain until its finalizers have ended, and so keeps its certificate.
 pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
-    let mappings = cluster.domains.mappings.iter().filter(|(_, it)| !it.is_terminating);
+    let mappings = cluster.domains.mappings.iter();
     let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));
     of_mappings.chain(cluster.settings.shared_certificates()).collect()
 }

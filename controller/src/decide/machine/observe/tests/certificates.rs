@@ -386,10 +386,10 @@ fn a_mapping_that_is_made_again_soon_has_its_certificate() {
     assert_eq!(entry(&api_server, &name("shop")), Some(empty));
 }
 
-/// A DomainMapping that is being deleted may wait for its finalizers for long.
+/// A DomainMapping that is being deleted may wait for its finalizers for long, and serves its domain meanwhile.
 #[test]
-fn a_mapping_that_is_being_deleted_names_no_secret() {
-    let (mut api_server, _) = start_with_certificate();
+fn a_mapping_that_is_being_deleted_keeps_its_certificate() {
+    let (mut api_server, certificate) = start_with_certificate();
     let mut object = api_server.object(ResourceKind::DomainMapping, DOMAIN).clone();
     object["metadata"]["deletionTimestamp"] = "1970-01-12T13:46:40Z".into();
     api_server.objects.insert((ResourceKind::DomainMapping, name(DOMAIN)), object.clone());
@@ -398,6 +398,10 @@ fn a_mapping_that_is_being_deleted_names_no_secret() {
         name: name(DOMAIN),
         object: Some(Box::new(object)),
     });
+    assert_eq!(served(&api_server), served_by("shop"));
+    assert_eq!(entry(&api_server, &name("shop")), Some(certificate.entry(&name("shop"))));
+    assert_eq!(api_server.named_secrets, named(&["shop"]));
+    api_server.delete_as_user(ResourceKind::DomainMapping, DOMAIN);
     assert_eq!((entry(&api_server, &name("shop")), &api_server.named_secrets), (None, &named(&[])));
 }
 
