@@ -320,6 +320,34 @@ fn a_mapping_moved_to_a_broken_secret_keeps_its_certificate() {
 }
 
 #[test]
+fn a_mapping_moved_to_a_certificate_that_is_not_valid_keeps_its_own_as_long_as_that_is() {
+    let (mut api_server, _) = start_with_certificate();
+    let issue = |from_s, to_s| usable(&TestAuthority::new().issue_valid(&[DOMAIN], from_s, to_s));
+    map_with_tls(&mut api_server, DOMAIN, "early");
+    api_server.read_secret(&name("early"), issue(NOW_S + HOUR_S, NOW_S + 9 * HOUR_S));
+    let message = "The certificate of Secret \"early\" is not valid before 1970-01-12T14:46:40Z.";
+    assert_eq!(provisioned(&api_server), failed(message) + KEPT);
+    assert_eq!(served(&api_server), served_by("shop"));
+    assert_eq!(api_server.named_secrets, named(&["early", "shop"]));
+    advance_to(&mut api_server, NOW_S + HOUR_S);
+    assert_eq!(provisioned(&api_server), PROVIDED);
+    assert_eq!(served(&api_server), served_by("early"));
+    assert_eq!(api_server.named_secrets, named(&["early"]));
+
+    map_with_tls(&mut api_server, DOMAIN, "expired");
+    api_server.read_secret(&name("expired"), issue(0, NOW_S - HOUR_S));
+    let expired =
+        failed("The certificate of Secret \"expired\" has expired at 1970-01-12T12:46:40Z.");
+    assert_eq!(provisioned(&api_server), expired.clone() + KEPT);
+    assert_eq!(served(&api_server), served_by("early"));
+    // Of two that are not valid, the named one is served.
+    advance_to(&mut api_server, NOW_S + 9 * HOUR_S + 1);
+    assert_eq!(provisioned(&api_server), expired);
+    assert_eq!(served(&api_server), served_by("expired"));
+    assert_eq!(api_server.named_secrets, named(&["expired"]));
+}
+
+#[test]
 fn a_certificate_expires_at_its_timer() {
     let (mut api_server, certificate) = start_with_certificate();
     let end = NOW_S + 2 * HOUR_S;
