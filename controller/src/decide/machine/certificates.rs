@@ -73,7 +73,9 @@ impl ControllerStateMachine {
                 changed.insert(name.clone());
             }
         }
+        let moved = self.update_named_secrets(now);
         self.follow_certificates(&changed, now);
+        self.reconcile_mappings_and_targets(&moved, now);
         let is_outdated = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
             mapping.tls_secret.is_some()
                 && certificate_status(&self.cluster, name, mapping, now)
@@ -97,7 +99,17 @@ impl ControllerStateMachine {
         let mappings = self.cluster.domains.mappings.iter().filter(names_any);
         let mut mappings: BTreeSet<NamespacedName> =
             mappings.map(|(name, _)| name.clone()).collect();
-        mappings.extend(self.update_named_secrets(now));
+        let is_moved = |name: &NamespacedName| {
+            self.cluster.domains.mappings.get(name).is_some_and(|mapping| {
+                let next = next_served_secret(&self.cluster, &name.namespace, mapping, now);
+                next != mapping.served_secret
+            })
+        };
+        // At a start, ten thousand Secrets are read one by one, and nearly all belong to the mapping that names them.
+        // To compare all names after each of them would take minutes.
+        if mappings.iter().any(is_moved) {
+            mappings.extend(self.update_named_secrets(now));
+        }
         self.reconcile_mappings_and_targets(&mappings, now);
         self.update_certificate_timer(now);
         self.effects.certificate_counts = Some(self.certificate_counts());
