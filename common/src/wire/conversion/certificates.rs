@@ -4,8 +4,12 @@ use super::*;
 
 /// Parses the name of a Secret. Unlike that of a service, it has no port.
 pub(super) fn parse_secret_name(field: &'static str, text: &str) -> WireResult<NamespacedName> {
-    let name = text.parse::<NamespacedName>().ok().filter(|it| it.split_port().is_none());
-    name.ok_or_else(|| WireError::new(field, text, "must be namespace/name"))
+    match text.split_once('/') {
+        Some((namespace, name)) if is_dns_label(namespace) && is_secret_name(name) => {
+            Ok(NamespacedName::new(namespace, name))
+        }
+        _ => Err(WireError::new(field, text, "must be namespace/name")),
+    }
 }
 
 impl TryFrom<raw::Certificate> for CertificateEntry {

@@ -82,6 +82,23 @@ fn a_certificate_has_the_name_of_a_secret() {
     );
 }
 
+/// The API server bounds the whole name of a Secret, and not its labels as those of a host.
+#[test]
+fn a_secret_may_have_a_longer_label_than_a_host() {
+    let long = ["a".repeat(64), "b".repeat(188)].join(".");
+    assert_eq!(long.len(), 253);
+    let name = NamespacedName::new("shop", long.as_str());
+    let change = RouteChange::Certificate(CertificateEntry { name: name.clone(), ..entry() });
+    assert_eq!(send(change.clone()), Ok(change));
+    let removed = RouteChange::Removed(RouteKey::Certificate(name));
+    assert_eq!(send(removed.clone()), Ok(removed));
+    for bad in
+        [format!("{long}a"), "-a".into(), "a-".into(), "a..b".into(), ".".into(), "a/b".into()]
+    {
+        assert!(!is_secret_name(&bad), "{bad}");
+    }
+}
+
 #[test]
 fn the_port_of_https_is_a_port_or_absent() {
     let received = |https_port| {

@@ -9,7 +9,8 @@ use tracing::{info, warn};
 use super::{CertificateCounts, ControllerStateMachine, RouteFingerprint};
 use crate::{
     decide::plan::certificates::{
-        certificate_entry, certificate_status, named_secrets, secrets_of_mapping, served_secret,
+        certificate_entry, certificate_status, named_secrets, next_served_secret,
+        secrets_of_mapping,
     },
     model::cluster_state::{
         CertificateState, ConditionType, DomainMappingState, SecretRead, SecretReadState,
@@ -72,7 +73,9 @@ impl ControllerStateMachine {
                 changed.insert(name.clone());
             }
         }
+        let moved = self.update_named_secrets(now);
         self.follow_certificates(&changed, now);
+        self.reconcile_mappings_and_targets(&moved, now);
         let is_outdated = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
             mapping.tls_secret.is_some()
                 && certificate_status(&self.cluster, name, mapping, now)
@@ -94,45 +97,68 @@ impl ControllerStateMachine {
             secrets_of_mapping(&name.namespace, mapping).any(|it| secrets.contains(&it))
         };
         let mappings = self.cluster.domains.mappings.iter().filter(names_any);
-        let mappings: Vec<(NamespacedName, NamespacedName)> =
-            mappings.map(|(name, it)| (name.clone(), it.target.clone())).collect();
-        self.update_named_secrets(now);
-        for (mapping, target) in mappings {
-            self.reconcile_route_owner(Some(target), now);
-            self.reconcile_mapping(&mapping, now);
+        let mut mappings: BTreeSet<NamespacedName> =
+            mappings.map(|(name, _)| name.clone()).collect();
+        let is_moved = |name: &NamespacedName| {
+            self.cluster.domains.mappings.get(name).is_some_and(|mapping| {
+                let next = next_served_secret(&self.cluster, &name.namespace, mapping, now);
+                next != mapping.served_secret
+            })
+        };
+        // At a start, ten thousand Secrets are read one by one, and nearly all belong to the mapping that names them.
+        // To compare all names after each of them would take minutes.
+        if mappings.iter().any(is_moved) {
+            mappings.extend(self.update_named_secrets(now));
         }
+        self.reconcile_mappings_and_targets(&mappings, now);
         self.update_certificate_timer(now);
         self.effects.certificate_counts = Some(self.certificate_counts());
     }
 
-    /// Updates the set of named Secrets, and passes it to the reader also if it is empty.
+    /// Plans the conditions of mappings, and the Routes of their targets.
+    pub(super) fn reconcile_mappings_and_targets(
+        &mut self,
+        mappings: &BTreeSet<NamespacedName>,
+        now: UnixMillis,
+    ) {
+        for mapping in mappings {
+            let target = self.cluster.domains.mappings.get(mapping).map(|it| it.target.clone());
+            self.reconcile_route_owner(target, now);
+            self.reconcile_mapping(mapping, now);
+        }
+    }
+
+    /// Updates the set of named Secrets, and passes it to the reader also if it is empty. All mappings are to be planned
+    /// afterwards.
     pub(super) fn set_first_named_secrets(&mut self, now: UnixMillis) {
-        self.update_named_secrets(now);
+        let _planned_later = self.update_named_secrets(now);
         self.effects.named_secrets = Some(self.present_secrets());
     }
 
     /// Updates the set of named Secrets, and the Secret that serves each domain. A new Secret has an entry in the
     /// RouteTable at once, so that activators keep its certificate when a controller starts.
-    pub(super) fn update_named_secrets(&mut self, now: UnixMillis) {
+    ///
+    /// Returns the mappings that have another Secret now: these and their targets are to be planned.
+    pub(super) fn update_named_secrets(&mut self, now: UnixMillis) -> BTreeSet<NamespacedName> {
         if self.is_loading {
-            return;
+            return BTreeSet::new();
         }
         let previous = self.present_secrets();
         // Before domains get other certificates, as a new Secret may have one already.
         for secret in named_secrets(&self.cluster) {
             self.add_named_secret(secret, now);
         }
-        self.update_served_secrets();
+        let moved = self.update_served_secrets(now);
         let named = named_secrets(&self.cluster);
         for secret in self.present_secrets().difference(&named) {
             self.remove_named_secret(secret, now);
         }
-        if named == previous {
-            return;
+        if named != previous {
+            self.effects.named_secrets = Some(named);
+            self.update_certificate_timer(now);
+            self.effects.certificate_counts = Some(self.certificate_counts());
         }
-        self.effects.named_secrets = Some(named);
-        self.update_certificate_timer(now);
-        self.effects.certificate_counts = Some(self.certificate_counts());
+        moved
     }
 
     /// Returns the Secrets that have a state.
@@ -158,20 +184,22 @@ impl ControllerStateMachine {
         self.routes.remove(&RouteKey::Certificate(name.clone()));
     }
 
-    /// Sets the Secret that serves each domain, by the certificates in force.
-    fn update_served_secrets(&mut self) {
+    /// Sets the Secret that serves each domain, by the certificates in force. Returns the mappings that have another one
+    /// now.
+    fn update_served_secrets(&mut self, now: UnixMillis) -> BTreeSet<NamespacedName> {
         let mut changed = Vec::new();
         for (name, mapping) in &self.cluster.domains.mappings {
-            let served = served_secret(&self.cluster, &name.namespace, mapping);
+            let served = next_served_secret(&self.cluster, &name.namespace, mapping, now);
             if served != mapping.served_secret {
                 changed.push((name.clone(), served));
             }
         }
-        for (name, served) in changed {
-            if let Some(mapping) = self.cluster.domains.mappings.get_mut(&name) {
-                mapping.served_secret = served;
+        for (name, served) in &changed {
+            if let Some(mapping) = self.cluster.domains.mappings.get_mut(name) {
+                mapping.served_secret.clone_from(served);
             }
         }
+        changed.into_iter().map(|(name, _)| name).collect()
     }
 
     fn update_certificate_route(&self, name: &NamespacedName) {

@@ -72,7 +72,8 @@ impl ControllerStateMachine {
         settings.apply_config_maps();
         self.cluster.settings = Arc::new(settings);
         if update.is_changed {
-            self.update_named_secrets(now);
+            // All mappings and their targets are planned below.
+            let _planned_below = self.update_named_secrets(now);
             self.update_settings_route();
             // Templates were parsed with the old settings.
             self.cluster.template_cache = TemplateCache::default();

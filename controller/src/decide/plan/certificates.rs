@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use common::{
-    certificates::{CertificateFacts, ValidityState},
-    wire::{CertificateEntry, NamespacedName, is_dns_subdomain},
+    certificates::{CertificateFacts, CertificateValidity, ValidityState, may_replace},
+    wire::{CertificateEntry, NamespacedName, is_secret_name},
 };
 
 use crate::model::cluster_state::{
@@ -12,10 +12,10 @@ use crate::model::cluster_state::{
     SecretReadState, UnixMillis, rfc3339_of_seconds,
 };
 
-/// Returns the Secrets whose certificates are in use or asked for: those of mappings that are not being deleted, and
-/// those of `config-network`.
+/// Returns the Secrets whose certificates are in use or asked for: those of mappings, and those of `config-network`. A
+/// mapping that is being deleted serves its domain until its finalizers have ended, and so keeps its certificate.
 pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
-    let mappings = cluster.domains.mappings.iter().filter(|(_, it)| !it.is_terminating);
+    let mappings = cluster.domains.mappings.iter();
     let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));
     of_mappings.chain(cluster.settings.shared_certificates()).collect()
 }
@@ -26,21 +26,26 @@ pub fn secrets_of_mapping(
     mapping: &DomainMappingState,
 ) -> impl Iterator<Item = NamespacedName> {
     let all = mapping.tls_secret.as_deref().into_iter().chain(mapping.served_secret.as_deref());
-    all.filter(|it| is_dns_subdomain(it)).map(move |it| NamespacedName::new(namespace, it))
+    all.filter(|it| is_secret_name(it)).map(move |it| NamespacedName::new(namespace, it))
 }
 
-/// Returns the Secret whose certificate serves a mapping's domain. It is the named one, but the former one while only
-/// that has a certificate in force. `None`: the mapping has no `spec.tls`, or names what cannot be a Secret.
-pub fn served_secret(
+/// Returns the Secret whose certificate is to serve a mapping's domain from now on. It is the named one, unless the
+/// former one has a certificate that the other may not replace. `None`: the mapping has no `spec.tls`, or names what
+/// cannot be a Secret.
+pub fn next_served_secret(
     cluster: &ClusterState,
     namespace: &str,
     mapping: &DomainMappingState,
+    now: UnixMillis,
 ) -> Option<Box<str>> {
     let named = mapping.tls_secret.as_deref()?;
-    let is_in_force = |secret: &&str| has_certificate(cluster, namespace, secret);
-    let former = mapping.served_secret.as_deref().filter(is_in_force);
-    let served = Some(named).filter(is_in_force).or(former);
-    served.or_else(|| Some(named).filter(|it| is_dns_subdomain(it))).map(Into::into)
+    let former = mapping.served_secret.as_deref().filter(|it| *it != named);
+    let validity = |secret: &str| validity_in_force(cluster, namespace, secret);
+    let keeps_former = former.and_then(validity).is_some_and(|held| {
+        validity(named).is_none_or(|next| !may_replace(held, next, now.seconds()))
+    });
+    let served = if keeps_former { former } else { Some(named).filter(|it| is_secret_name(it)) };
+    served.map(Into::into)
 }
 
 /// Returns the status of a mapping's `CertificateProvisioned`. Texts are Knative's where it has the case; Knative does
@@ -55,7 +60,7 @@ pub fn certificate_status(
         return ConditionStatus::True(Some(ConditionReason::NO_TLS));
     };
     let kept = kept_note(cluster, &name.namespace, mapping);
-    if !is_dns_subdomain(secret) {
+    if !is_secret_name(secret) {
         let fault = "its name is no DNS subdomain";
         return failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"));
     }
@@ -72,27 +77,30 @@ pub fn certificate_status(
         }
         (SecretReadState::InForce, Some(certificate)) => {
             let host = name.name.to_ascii_lowercase();
-            status_in_force(secret, &host, &certificate.facts, now)
+            let is_served = mapping.served_secret.as_deref() == Some(secret);
+            let kept = if is_served { "" } else { kept };
+            status_in_force(secret, &host, (&certificate.facts, kept), now)
         }
     }
 }
 
-/// Returns the status for a host whose certificate is in force, by the hosts and the validity of the certificate.
+/// Returns the status for a host whose certificate is in force, by the hosts and the validity of the certificate. The
+/// text `kept` ends the message if another certificate serves the domain.
 fn status_in_force(
     secret: &str,
     host: &str,
-    facts: &CertificateFacts,
+    (facts, kept): (&CertificateFacts, &str),
     now: UnixMillis,
 ) -> ConditionStatus {
     let certificate = format!("The certificate of Secret {secret:?}");
     match facts.validity.state_at(now.seconds()) {
         ValidityState::Expired => {
             let end = rfc3339_of_seconds(facts.validity.not_after_s);
-            failed(format!("{certificate} has expired at {end}."))
+            failed(format!("{certificate} has expired at {end}.{kept}"))
         }
         ValidityState::NotYetValid => {
             let begin = rfc3339_of_seconds(facts.validity.not_before_s);
-            failed(format!("{certificate} is not valid before {begin}."))
+            failed(format!("{certificate} is not valid before {begin}.{kept}"))
         }
         ValidityState::Valid if !facts.names.covers(host) => {
             let hosts = facts.names.summary();
@@ -112,8 +120,8 @@ fn kept_note(
     namespace: &str,
     mapping: &DomainMappingState,
 ) -> &'static str {
-    let served = served_secret(cluster, namespace, mapping);
-    match served.is_some_and(|it| has_certificate(cluster, namespace, &it)) {
+    let served = mapping.served_secret.as_deref();
+    match served.is_some_and(|it| validity_in_force(cluster, namespace, it).is_some()) {
         true => " The certificate from before stays in force.",
         false => "",
     }
@@ -126,8 +134,14 @@ pub fn certificate_entry(name: &NamespacedName, state: &CertificateState) -> Cer
     CertificateEntry { name: name.clone(), material }
 }
 
-fn has_certificate(cluster: &ClusterState, namespace: &str, secret: &str) -> bool {
-    secret_state(cluster, namespace, secret).is_some_and(|it| it.in_force.is_some())
+/// Returns the validity of the certificate of a Secret that is in force, if there is one.
+fn validity_in_force(
+    cluster: &ClusterState,
+    namespace: &str,
+    secret: &str,
+) -> Option<CertificateValidity> {
+    let in_force = secret_state(cluster, namespace, secret)?.in_force.as_ref();
+    in_force.map(|it| it.facts.validity)
 }
 
 fn secret_state<'a>(

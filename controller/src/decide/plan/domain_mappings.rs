@@ -162,8 +162,8 @@ pub(super) fn mapped_domains(
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
     let certificate = |name: &NamespacedName, mapping: &DomainMappingState| {
-        let secret = certificates::served_secret(cluster, &name.namespace, mapping)?;
-        Some(NamespacedName::new(name.namespace.clone(), &*secret))
+        let secret = mapping.served_secret.as_deref()?;
+        Some(NamespacedName::new(name.namespace.clone(), secret))
     };
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
         host: name.name.to_ascii_lowercase(),

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
 
 use common::wire::{
-    ConnectionPath, EdgeSettings, is_allowed_upgrade_name, is_dns_subdomain, parse_network,
+    ConnectionPath, EdgeSettings, is_allowed_upgrade_name, is_secret_name, parse_network,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -290,7 +290,7 @@ fn read_certificates(keys: &mut ConfigMapReader<'_>) -> Vec<String> {
     let key = "rouse.dev.certificates";
     let mut names: Vec<String> = Vec::new();
     for text in split_list(keys, key) {
-        if !is_dns_subdomain(text) {
+        if !is_secret_name(text) {
             keys.add_error(format!("{key} has {text:?}, must be names of Secrets"));
         } else if names.iter().any(|it| it == text) {
             keys.add_error(format!("{key} has {text:?} twice"));

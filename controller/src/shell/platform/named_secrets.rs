@@ -12,7 +12,7 @@ use std::{
 use common::{
     certificates::{self, CertificateFault},
     once_signal::OnceSignal,
-    wire::{NamespacedName, is_dns_label, is_dns_subdomain},
+    wire::{NamespacedName, is_dns_label, is_secret_name},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
@@ -164,7 +164,7 @@ impl SecretReader {
     /// Returns true if a Secret of this version need not be parsed: its certificate is in force.
     ///
     /// The machine may have refused the same certificate, which is not valid yet, and then gets it again. It may also
-    /// have forgotten it: a name that leaves and comes back at once is no change for this reader.
+    /// have forgotten it: a name that leaves and comes back soon may be no change for this reader.
     fn is_unchanged(&self, name: &NamespacedName, version: Option<&str>) -> bool {
         let last = self.versions.get(name).map(String::as_str);
         last.is_some()
@@ -231,7 +231,7 @@ async fn read_secret(client: Client, name: NamespacedName) -> (NamespacedName, S
 
 async fn request_secret(client: &Client, name: &NamespacedName) -> SecretResponse {
     // kube puts names into the path as they are, and one with slashes would lead to another namespace.
-    if !is_dns_label(&name.namespace) || !is_dns_subdomain(&name.name) {
+    if !is_dns_label(&name.namespace) || !is_secret_name(&name.name) {
         return Err(SecretRead::Faulty("its name is not made of DNS labels".to_owned()));
     }
     let path = Secret::url_path(&(), Some(name.namespace.as_str()));

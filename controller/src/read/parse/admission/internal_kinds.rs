@@ -1,6 +1,6 @@
 //! Pure: admission of DomainMapping and of Knative's internal kinds.
 
-use common::wire::is_dns_subdomain;
+use common::wire::is_secret_name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
@@ -80,7 +80,7 @@ fn check_certificate_secret(tls: &Value, problems: &mut Vec<Problem>) {
     let name = tls["secretName"].as_str().unwrap_or_default();
     if name.is_empty() {
         problems.push(Problem::missing(AT));
-    } else if !is_dns_subdomain(name) {
+    } else if !is_secret_name(name) {
         problems.push(Problem::invalid(AT, name));
     }
 }

@@ -638,6 +638,14 @@ fn domain_mappings_are_judged_in_knatives_words() {
                 "invalid value: a_b: spec.tls.secretName",
             ),
             (mapping("a.example.com", &valid.replace("}}", "}, tls: null}")), ""),
+            // The API server bounds the whole name of a Secret, and not its labels.
+            (
+                mapping(
+                    "a.example.com",
+                    &valid.replace("}}", &format!("}}, tls: {{secretName: {}}}}}", "s".repeat(64))),
+                ),
+                "",
+            ),
             (
                 mapping("a", valid),
                 "invalid name \"a\": name: Invalid value: \"a\": should be a domain with at least two segments separated by dots: metadata.name",

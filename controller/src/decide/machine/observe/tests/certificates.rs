@@ -182,6 +182,17 @@ fn a_name_that_no_secret_has_is_reported_and_not_sent() {
 }
 
 #[test]
+fn a_secret_with_a_long_name_is_named() {
+    let mut api_server = start();
+    let long = "s".repeat(64);
+    map_with_tls(&mut api_server, DOMAIN, &long);
+    assert_eq!(api_server.named_secrets, named(&[long.as_str()]));
+    api_server.read_secret(&name(&long), usable(&valid(&[DOMAIN])));
+    assert_eq!(provisioned(&api_server), PROVIDED);
+    assert_eq!(served(&api_server), served_by(&long));
+}
+
+#[test]
 fn an_expired_certificate_is_served_and_reported() {
     let mut api_server = start();
     map_with_tls(&mut api_server, DOMAIN, "shop");
@@ -309,6 +320,34 @@ fn a_mapping_moved_to_a_broken_secret_keeps_its_certificate() {
 }
 
 #[test]
+fn a_mapping_moved_to_a_certificate_that_is_not_valid_keeps_its_own_as_long_as_that_is() {
+    let (mut api_server, _) = start_with_certificate();
+    let issue = |from_s, to_s| usable(&TestAuthority::new().issue_valid(&[DOMAIN], from_s, to_s));
+    map_with_tls(&mut api_server, DOMAIN, "early");
+    api_server.read_secret(&name("early"), issue(NOW_S + HOUR_S, NOW_S + 9 * HOUR_S));
+    let message = "The certificate of Secret \"early\" is not valid before 1970-01-12T14:46:40Z.";
+    assert_eq!(provisioned(&api_server), failed(message) + KEPT);
+    assert_eq!(served(&api_server), served_by("shop"));
+    assert_eq!(api_server.named_secrets, named(&["early", "shop"]));
+    advance_to(&mut api_server, NOW_S + HOUR_S);
+    assert_eq!(provisioned(&api_server), PROVIDED);
+    assert_eq!(served(&api_server), served_by("early"));
+    assert_eq!(api_server.named_secrets, named(&["early"]));
+
+    map_with_tls(&mut api_server, DOMAIN, "expired");
+    api_server.read_secret(&name("expired"), issue(0, NOW_S - HOUR_S));
+    let expired =
+        failed("The certificate of Secret \"expired\" has expired at 1970-01-12T12:46:40Z.");
+    assert_eq!(provisioned(&api_server), expired.clone() + KEPT);
+    assert_eq!(served(&api_server), served_by("early"));
+    // Of two that are not valid, the named one is served.
+    advance_to(&mut api_server, NOW_S + 9 * HOUR_S + 1);
+    assert_eq!(provisioned(&api_server), expired);
+    assert_eq!(served(&api_server), served_by("expired"));
+    assert_eq!(api_server.named_secrets, named(&["expired"]));
+}
+
+#[test]
 fn a_certificate_expires_at_its_timer() {
     let (mut api_server, certificate) = start_with_certificate();
     let end = NOW_S + 2 * HOUR_S;
@@ -375,10 +414,10 @@ fn a_mapping_that_is_made_again_soon_has_its_certificate() {
     assert_eq!(entry(&api_server, &name("shop")), Some(empty));
 }
 
-/// A DomainMapping that is being deleted may wait for its finalizers for long.
+/// A DomainMapping that is being deleted may wait for its finalizers for long, and serves its domain meanwhile.
 #[test]
-fn a_mapping_that_is_being_deleted_names_no_secret() {
-    let (mut api_server, _) = start_with_certificate();
+fn a_mapping_that_is_being_deleted_keeps_its_certificate() {
+    let (mut api_server, certificate) = start_with_certificate();
     let mut object = api_server.object(ResourceKind::DomainMapping, DOMAIN).clone();
     object["metadata"]["deletionTimestamp"] = "1970-01-12T13:46:40Z".into();
     api_server.objects.insert((ResourceKind::DomainMapping, name(DOMAIN)), object.clone());
@@ -387,6 +426,10 @@ fn a_mapping_that_is_being_deleted_names_no_secret() {
         name: name(DOMAIN),
         object: Some(Box::new(object)),
     });
+    assert_eq!(served(&api_server), served_by("shop"));
+    assert_eq!(entry(&api_server, &name("shop")), Some(certificate.entry(&name("shop"))));
+    assert_eq!(api_server.named_secrets, named(&["shop"]));
+    api_server.delete_as_user(ResourceKind::DomainMapping, DOMAIN);
     assert_eq!((entry(&api_server, &name("shop")), &api_server.named_secrets), (None, &named(&[])));
 }
 
