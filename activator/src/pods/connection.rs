@@ -24,6 +24,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{net::TcpStream, sync::Notify};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
 use crate::{
@@ -70,11 +71,18 @@ pub struct Http2PodConnection {
     sender: http2::SendRequest<PodRequestBody>,
     stream_uses: Arc<Http2StreamUses>,
     max_idle: Duration,
+    /// Token that closes the connection at once; `None`: it is shared, and no request may close it.
+    cut_off: Option<CancellationToken>,
 }
 
 /// Executor of the tasks that hyper spawns for the connection of one WebSocket.
+///
+/// hyper ends a stream in order whenever its owner drops it, and keeps it for as long as the pod takes no bytes. The end
+/// of these tasks closes the connection instead.
 #[derive(Clone, Debug, Default)]
 struct WebSocketTaskExecutor {
+    /// Cancelled to end the tasks, and with them the connection.
+    cut_off: CancellationToken,
     /// Notified after each step of a task.
     progress: Arc<Notify>,
 }
@@ -137,7 +145,7 @@ impl PodConnection {
         let builder = http2_builder(TokioExecutor::new());
         let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
         let (sender, driver) = handshake.await.map_err(io::Error::other)?;
-        Ok(Self::start_http2(sender, driver, max_idle))
+        Ok(Self::start_http2(sender, driver, max_idle, None))
     }
 
     /// Opens an HTTP/2 connection for one WebSocket. `None`: the pod does not take extended CONNECT (RFC 8441 §3), or
@@ -158,13 +166,15 @@ impl PodConnection {
             }
         }
         let is_allowed = driver.is_extended_connect_protocol_enabled();
-        is_allowed.then(|| Self::start_http2(sender, driver, Duration::ZERO))
+        let cut_off = Some(executor.cut_off);
+        is_allowed.then(|| Self::start_http2(sender, driver, Duration::ZERO, cut_off))
     }
 
     fn start_http2(
         sender: http2::SendRequest<PodRequestBody>,
         driver: impl Future<Output = hyper::Result<()>> + Send + 'static,
         max_idle: Duration,
+        cut_off: Option<CancellationToken>,
     ) -> Self {
         // hyper reads and writes only while its driver runs, also while no request uses the connection.
         tokio::spawn(async move {
@@ -176,7 +186,7 @@ impl PodConnection {
             active_streams: AtomicU32::new(0),
             last_used_ns: AtomicU64::new(now_ns()),
         };
-        Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle })
+        Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle, cut_off })
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
@@ -279,7 +289,7 @@ impl PodResponseBody {
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for WebSocketTaskExecutor {
     fn execute(&self, task: F) {
-        let Self { progress } = self.clone();
+        let Self { cut_off, progress } = self.clone();
         tokio::spawn(async move {
             let mut task = pin!(task);
             let notifying = poll_fn(|cx| {
@@ -287,7 +297,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for WebSocketTaskExecu
                 progress.notify_one();
                 next
             });
-            notifying.await;
+            cut_off.run_until_cancelled(notifying).await;
         });
     }
 }
@@ -324,6 +334,12 @@ impl Http2PodStream {
     fn start(shared: Http2PodConnection) -> Self {
         shared.stream_uses.active_streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
+    }
+
+    /// Returns a guard that closes the connection at once when it is dropped. `None`: other requests share the
+    /// connection.
+    pub fn cut_off_guard(&self) -> Option<DropGuard> {
+        self.0.cut_off.clone().map(CancellationToken::drop_guard)
     }
 
     async fn send(

@@ -3,6 +3,10 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -35,6 +39,8 @@ use crate::{
 };
 
 const KIB: usize = 1 << 10;
+/// Bytes that a pod of HTTP/2 gets before it asks for more (RFC 9113 §6.9.2).
+const DEFAULT_WINDOW: usize = 65_535;
 /// URL of the service's WebSocket.
 const CHAT: &str = "http://hello.default.example.com/chat?x=1";
 
@@ -756,6 +762,54 @@ async fn a_pod_of_http2_may_refuse_a_handshake() {
         assert!(refused.read_rest().await.contains(text), "{text}");
         assert_no_state_left(&fixture).await;
     }
+}
+
+/// Starts a pod of HTTP/2 that opens WebSockets and takes no more of them than its window. Returns its address, the
+/// number of bytes that it has taken, and a receiver of the ends of its connections.
+async fn start_stalled_http2_pod() -> (SocketAddr, Arc<AtomicUsize>, mpsc::Receiver<()>) {
+    let (ended_tx, ended) = mpsc::channel(8);
+    let taken = Arc::<AtomicUsize>::default();
+    let counter = Arc::clone(&taken);
+    let pod = start_pod_with(move |stream, _| {
+        let (ended_tx, counter) = (ended_tx.clone(), Arc::clone(&counter));
+        async move {
+            let mut builder = h2::server::Builder::new();
+            builder.enable_connect_protocol();
+            let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let sending = respond.send_response(Response::new(()), false).unwrap();
+                let mut receiving = request.into_body();
+                let counter = Arc::clone(&counter);
+                tokio::spawn(async move {
+                    let _kept_open = sending;
+                    while let Some(Ok(data)) = receiving.data().await {
+                        counter.fetch_add(data.len(), Ordering::SeqCst);
+                    }
+                });
+            }
+            ended_tx.send(()).await.ok();
+        }
+    })
+    .await;
+    (pod, taken, ended)
+}
+
+/// hyper would keep the stream until the pod takes what was sent before.
+#[tokio::test]
+async fn a_reset_of_the_client_reaches_a_pod_of_http2_that_takes_no_bytes() {
+    let mut fixture = http2_fixture().await;
+    let (pod, taken, mut ended) = start_stalled_http2_pod().await;
+    fixture.add_ready_pod("p", pod);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let mut socket = client.open().await;
+    socket.send(&"x".repeat(192 * KIB));
+    wait_until(|| taken.load(Ordering::SeqCst) == DEFAULT_WINDOW).await;
+    // The activator keeps about 40 KiB on the way to the pod. The rest waits at the client's side.
+    wait_until(|| fixture.activator.server.connections().request_bytes() >= 64 * KIB).await;
+    socket.sending.send_reset(Reason::CANCEL);
+    let end = tokio::time::timeout(LONG, ended.recv()).await;
+    assert_eq!(end.expect("the pod's connection ends in time"), Some(()));
+    assert_no_state_left(&fixture).await;
 }
 
 /// A client of HTTP/1.1 opens its WebSocket at such a pod in the same way.
