@@ -812,6 +812,32 @@ async fn a_reset_of_the_client_reaches_a_pod_of_http2_that_takes_no_bytes() {
     assert_no_state_left(&fixture).await;
 }
 
+/// The kernel accepts connections for a pod that is still starting. Nothing else counts such a request.
+#[tokio::test]
+async fn a_handshake_counts_as_waiting_while_a_pod_is_late_with_its_settings() {
+    let mut fixture = http2_fixture().await;
+    let (prefaces_tx, mut prefaces) = mpsc::channel(1);
+    let silent = start_pod_with(move |mut stream, _| {
+        let prefaces_tx = prefaces_tx.clone();
+        async move {
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            prefaces_tx.send(()).await.unwrap();
+            std::future::pending::<()>().await;
+        }
+    })
+    .await;
+    fixture.add_ready_pod("p", silent);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let clock = PausedClock::start_paused();
+    let call = client.start(&[]).await;
+    prefaces.recv().await.unwrap();
+    assert_eq!(fixture.waiting_totals(), (0, 0), "it has got a pod at once");
+    clock.advance(Duration::from_secs(2)).await;
+    clock.until(|| fixture.waiting_totals() == (1, 0)).await;
+    drop(call);
+    clock.until(|| fixture.waiting_totals() == (1, 1)).await;
+}
+
 /// A client of HTTP/1.1 opens its WebSocket at such a pod in the same way.
 #[tokio::test]
 async fn a_pod_without_extended_connect_gets_the_handshake_of_http1() {
