@@ -135,15 +135,19 @@ impl Drop for UpgradedClientIo {
             return;
         }
         // Bytes that hyper has received are dropped with the stream. They are read here, so that they are no longer
-        // charged. Each read lets the client send more, so at most a window of them is read.
+        // charged. Each read lets the client send more, so at most a window of them is read. A read returns one frame,
+        // however small.
         let mut cx = Context::from_waker(Waker::noop());
         let mut unwanted = [0; RELAY_PIECE_BYTES];
-        for _ in 0..CLIENT_STREAM_WINDOW as usize / RELAY_PIECE_BYTES {
+        let mut left = CLIENT_STREAM_WINDOW as usize;
+        while left > 0 {
             let mut into = ReadBuf::new(&mut unwanted);
             let read = Pin::new(&mut *self).poll_read(&mut cx, &mut into);
-            if !matches!(read, Poll::Ready(Ok(()))) || into.filled().is_empty() {
+            let count = into.filled().len();
+            if !matches!(read, Poll::Ready(Ok(()))) || count == 0 {
                 return;
             }
+            left = left.saturating_sub(count);
         }
     }
 }

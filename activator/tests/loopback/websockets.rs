@@ -838,6 +838,25 @@ async fn a_handshake_counts_as_waiting_while_a_pod_is_late_with_its_settings() {
     clock.until(|| fixture.waiting_totals() == (1, 1)).await;
 }
 
+/// Counts of bytes are also dropped with the last body of a connection. Here another WebSocket stays open.
+#[tokio::test]
+async fn bytes_of_a_websocket_that_was_reset_are_no_longer_charged() {
+    let mut fixture = http2_fixture().await;
+    let (pod, taken, _ended) = start_stalled_http2_pod().await;
+    fixture.add_ready_pod("p", pod);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let (_other, mut socket) = (client.open().await, client.open().await);
+    let piece = "x".repeat(KIB);
+    for _ in 0..200 {
+        socket.send(&piece);
+    }
+    let charged = || fixture.activator.server.connections().request_bytes();
+    // The activator keeps about 40 KiB on the way to the pod. The rest waits at the client's side, in small frames.
+    wait_until(|| taken.load(Ordering::SeqCst) == DEFAULT_WINDOW && charged() >= 80 * KIB).await;
+    socket.sending.send_reset(Reason::CANCEL);
+    wait_until(|| charged() == 0).await;
+}
+
 /// A client of HTTP/1.1 opens its WebSocket at such a pod in the same way.
 #[tokio::test]
 async fn a_pod_without_extended_connect_gets_the_handshake_of_http1() {
