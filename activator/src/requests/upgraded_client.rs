@@ -84,6 +84,19 @@ impl UpgradedClient {
     }
 }
 
+impl UpgradedClientIo {
+    /// Charges the bytes that may wait for the client of a stream, if `is_waiting`: the client does not take them.
+    fn charge_unsent(&mut self, is_waiting: bool) {
+        if !is_waiting {
+            self.unsent = None;
+        } else if self.unsent.is_none() {
+            let charge =
+                |it: &Arc<UpgradedStream>| it.connection.charge_response_bytes(MAX_UNSENT_BYTES);
+            self.unsent = self.stream.as_ref().map(charge);
+        }
+    }
+}
+
 impl AsyncRead for UpgradedClientIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -107,25 +120,23 @@ impl AsyncWrite for UpgradedClientIo {
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, from);
-        if written.is_ready() {
-            self.unsent = None;
-        } else if self.unsent.is_none() {
-            let charge =
-                |it: &Arc<UpgradedStream>| it.connection.charge_response_bytes(MAX_UNSENT_BYTES);
-            self.unsent = self.stream.as_ref().map(charge);
-        }
+        self.charge_unsent(written.is_pending());
         written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.charge_unsent(flushed.is_pending());
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(stream) = &self.stream {
             stream.sender.mark_finished();
         }
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        let ended = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.charge_unsent(ended.is_pending());
+        ended
     }
 }
 

@@ -664,6 +664,31 @@ async fn a_client_that_does_not_read_is_charged_with_what_waits_for_it() {
     assert_no_state_left(&fixture).await;
 }
 
+/// The pod sends nothing more, so no further write shows that the client takes nothing.
+#[tokio::test]
+async fn a_last_word_that_a_client_does_not_take_is_charged() {
+    let mut fixture = patient_fixture().await;
+    let pod = start_pod_with(|mut stream, _| async move {
+        accept_websocket(&mut stream).await;
+        stream.write_all(b"bye").await.unwrap();
+    })
+    .await;
+    fixture.add_ready_pod("p", pod);
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, fixture.port)).await.unwrap();
+    let mut builder = h2::client::Builder::new();
+    // No stream may carry anything to the client.
+    builder.initial_window_size(0);
+    let (sender, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+    tokio::spawn(connection);
+    wait_until(|| sender.is_extended_connect_protocol_enabled()).await;
+    let mut socket = WebSocketClient(sender).open().await;
+    let charged = || fixture.activator.server.connections().response_bytes();
+    wait_until(|| charged() >= CLIENT_SEND_BUFFER).await;
+    socket.sending.send_reset(Reason::CANCEL);
+    wait_until(|| charged() == 0).await;
+    assert_no_state_left(&fixture).await;
+}
+
 /// Creates a fixture whose pods speak HTTP/2.
 async fn http2_fixture() -> ActivatorFixture {
     let mut fixture = ActivatorFixture::new().await;
