@@ -1,7 +1,9 @@
 //! Shell: one connection to a pod, in HTTP/1.1, HTTP/2 or raw TCP, and the exchanges over it.
 
 use std::{
+    future::poll_fn,
     io,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -17,10 +19,12 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
     body::Incoming,
     client::conn::{TrySendError, http2},
+    rt::Executor,
     upgrade::OnUpgrade,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::Notify};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
 use crate::{
@@ -47,8 +51,6 @@ const POD_STREAM_WINDOW: u32 = 64 << 10;
 const POD_CONNECTION_WINDOW: u32 = MAX_POD_STREAMS * POD_STREAM_WINDOW;
 /// Interval of pings while a stream is open. A pod that leaves a ping unanswered for as long is gone with its node.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// Interval at which a connection is asked if the pod's settings have come. hyper does not report that.
-const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Connection of a request: one of its own, or one use of a shared one.
 #[derive(Debug)]
@@ -69,6 +71,20 @@ pub struct Http2PodConnection {
     sender: http2::SendRequest<PodRequestBody>,
     stream_uses: Arc<Http2StreamUses>,
     max_idle: Duration,
+    /// Token that closes the connection at once; `None`: it is shared, and no request may close it.
+    cut_off: Option<CancellationToken>,
+}
+
+/// Executor of the tasks that hyper spawns for the connection of one WebSocket.
+///
+/// hyper ends a stream in order whenever its owner drops it, and keeps it for as long as the pod takes no bytes. The end
+/// of these tasks closes the connection instead.
+#[derive(Clone, Debug, Default)]
+struct WebSocketTaskExecutor {
+    /// Cancelled to end the tasks, and with them the connection.
+    cut_off: CancellationToken,
+    /// Notified after each step of a task.
+    progress: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -126,35 +142,39 @@ impl PodConnection {
 
     /// Opens an HTTP/2 connection, and drives it in a task of its own until it ends.
     async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
-        let builder = http2_builder();
+        let builder = http2_builder(TokioExecutor::new());
         let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
         let (sender, driver) = handshake.await.map_err(io::Error::other)?;
-        Ok(Self::start_http2(sender, driver, max_idle))
+        Ok(Self::start_http2(sender, driver, max_idle, None))
     }
 
     /// Opens an HTTP/2 connection for one WebSocket. `None`: the pod does not take extended CONNECT (RFC 8441 §3), or
     /// speaks no HTTP/2.
     pub async fn open_for_websocket(stream: TcpStream) -> Option<Self> {
+        let executor = WebSocketTaskExecutor::default();
         // Without a stream until the pod's settings come, the maximum tells that they have.
-        let mut builder = http2_builder();
+        let mut builder = http2_builder(executor.clone());
         builder.initial_max_send_streams(0_usize);
         let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
         let (sender, mut driver) = handshake.await.ok()?;
-        let mut poll = tokio::time::interval(SETTINGS_POLL_INTERVAL);
+        // hyper does not report settings. A step of its tasks reads them, so no timer has to look for them: a pod that
+        // is still starting may take minutes.
         while driver.current_max_send_streams() == 0 {
             tokio::select! {
                 _ended = &mut driver => return None,
-                _ = poll.tick() => {}
+                () = executor.progress.notified() => {}
             }
         }
         let is_allowed = driver.is_extended_connect_protocol_enabled();
-        is_allowed.then(|| Self::start_http2(sender, driver, Duration::ZERO))
+        let cut_off = Some(executor.cut_off);
+        is_allowed.then(|| Self::start_http2(sender, driver, Duration::ZERO, cut_off))
     }
 
     fn start_http2(
         sender: http2::SendRequest<PodRequestBody>,
-        driver: http2::Connection<TokioIo<TcpStream>, PodRequestBody, TokioExecutor>,
+        driver: impl Future<Output = hyper::Result<()>> + Send + 'static,
         max_idle: Duration,
+        cut_off: Option<CancellationToken>,
     ) -> Self {
         // hyper reads and writes only while its driver runs, also while no request uses the connection.
         tokio::spawn(async move {
@@ -166,7 +186,7 @@ impl PodConnection {
             active_streams: AtomicU32::new(0),
             last_used_ns: AtomicU64::new(now_ns()),
         };
-        Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle })
+        Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle, cut_off })
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
@@ -267,6 +287,21 @@ impl PodResponseBody {
     }
 }
 
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for WebSocketTaskExecutor {
+    fn execute(&self, task: F) {
+        let Self { cut_off, progress } = self.clone();
+        tokio::spawn(async move {
+            let mut task = pin!(task);
+            let notifying = poll_fn(|cx| {
+                let next = task.as_mut().poll(cx);
+                progress.notify_one();
+                next
+            });
+            cut_off.run_until_cancelled(notifying).await;
+        });
+    }
+}
+
 impl PoolableConnection for PodConnection {
     fn reserve(&self) -> PoolReservation<Self> {
         match self {
@@ -299,6 +334,12 @@ impl Http2PodStream {
     fn start(shared: Http2PodConnection) -> Self {
         shared.stream_uses.active_streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
+    }
+
+    /// Returns a guard that closes the connection at once when it is dropped. `None`: other requests share the
+    /// connection.
+    pub fn cut_off_guard(&self) -> Option<DropGuard> {
+        self.0.cut_off.clone().map(CancellationToken::drop_guard)
     }
 
     async fn send(
@@ -343,11 +384,11 @@ impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
     }
 }
 
-/// Builder of HTTP/2 connections to pods.
-fn http2_builder() -> http2::Builder<TokioExecutor> {
+/// Builder of HTTP/2 connections to pods, whose tasks run on `executor`.
+fn http2_builder<E: Clone>(executor: E) -> http2::Builder<E> {
     // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that a
     // pod's responses do not depend on its protocol.
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let mut builder = http2::Builder::new(executor);
     builder
         .timer(TokioTimer::new())
         .initial_stream_window_size(POD_STREAM_WINDOW)
@@ -379,4 +420,31 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
         cause = source.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn settings_are_awaited_without_a_timer() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let _silent = listener.accept().await.unwrap();
+        // From here on the time advances whenever nothing else happens.
+        tokio::time::pause();
+        let mut steps = 0_u32;
+        let mut open = pin!(PodConnection::open_for_websocket(stream));
+        let counting = poll_fn(|cx| {
+            steps += 1;
+            open.as_mut().poll(cx)
+        });
+        let opened = tokio::time::timeout(Duration::from_secs(60), counting).await;
+        assert!(opened.is_err(), "the pod sends no settings");
+        assert!(steps < 100, "{steps} steps in a minute");
+    }
 }

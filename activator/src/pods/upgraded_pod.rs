@@ -13,6 +13,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
+use tokio_util::sync::DropGuard;
 
 use crate::pods::{connection::Http2PodStream, http1_connection::UpgradedPodStream};
 
@@ -40,6 +41,15 @@ impl UpgradedPod {
         match self {
             Self::Http1(stream) => !stream.buffered.is_empty(),
             Self::Http2(..) => false,
+        }
+    }
+
+    /// Returns a guard that closes the pod's connection at once when it is dropped. `None`: the end of the pod's side
+    /// closes it.
+    pub fn cut_off_guard(&self) -> Option<DropGuard> {
+        match self {
+            Self::Http1(_) => None,
+            Self::Http2(_, stream) => stream.cut_off_guard(),
         }
     }
 

@@ -84,6 +84,19 @@ impl UpgradedClient {
     }
 }
 
+impl UpgradedClientIo {
+    /// Charges the bytes that may wait for the client of a stream, if `is_waiting`: the client does not take them.
+    fn charge_unsent(&mut self, is_waiting: bool) {
+        if !is_waiting {
+            self.unsent = None;
+        } else if self.unsent.is_none() {
+            let charge =
+                |it: &Arc<UpgradedStream>| it.connection.charge_response_bytes(MAX_UNSENT_BYTES);
+            self.unsent = self.stream.as_ref().map(charge);
+        }
+    }
+}
+
 impl AsyncRead for UpgradedClientIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -107,25 +120,23 @@ impl AsyncWrite for UpgradedClientIo {
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, from);
-        if written.is_ready() {
-            self.unsent = None;
-        } else if self.unsent.is_none() {
-            let charge =
-                |it: &Arc<UpgradedStream>| it.connection.charge_response_bytes(MAX_UNSENT_BYTES);
-            self.unsent = self.stream.as_ref().map(charge);
-        }
+        self.charge_unsent(written.is_pending());
         written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.charge_unsent(flushed.is_pending());
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(stream) = &self.stream {
             stream.sender.mark_finished();
         }
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        let ended = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.charge_unsent(ended.is_pending());
+        ended
     }
 }
 
@@ -135,15 +146,19 @@ impl Drop for UpgradedClientIo {
             return;
         }
         // Bytes that hyper has received are dropped with the stream. They are read here, so that they are no longer
-        // charged. Each read lets the client send more, so at most a window of them is read.
+        // charged. Each read lets the client send more, so at most a window of them is read. A read returns one frame,
+        // however small.
         let mut cx = Context::from_waker(Waker::noop());
         let mut unwanted = [0; RELAY_PIECE_BYTES];
-        for _ in 0..CLIENT_STREAM_WINDOW as usize / RELAY_PIECE_BYTES {
+        let mut left = CLIENT_STREAM_WINDOW as usize;
+        while left > 0 {
             let mut into = ReadBuf::new(&mut unwanted);
             let read = Pin::new(&mut *self).poll_read(&mut cx, &mut into);
-            if !matches!(read, Poll::Ready(Ok(()))) || into.filled().is_empty() {
+            let count = into.filled().len();
+            if !matches!(read, Poll::Ready(Ok(()))) || count == 0 {
                 return;
             }
+            left = left.saturating_sub(count);
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{debug, info};
 
 use crate::{
@@ -34,7 +34,8 @@ use crate::{
 /// bytes that pass count as bytes of a response: the first ones end the response start timeout, and all of them restart
 /// the idle timeout.
 ///
-/// A client's stream of HTTP/2 is reset unless both ends have closed. A connection of HTTP/1.1 just closes.
+/// Unless both ends have closed, a client's stream of HTTP/2 is reset, and a pod's connection closes at once. A client's
+/// connection of HTTP/1.1 just closes.
 pub async fn relay_upgraded_connection(
     client: UpgradedClient,
     pod: UpgradedPod,
@@ -45,6 +46,7 @@ pub async fn relay_upgraded_connection(
     // Bytes that the pod has sent behind its head count as its first ones.
     let activity = Arc::new(UpgradeActivity::new(pod.has_buffered_bytes()));
     let stream = client.stream.clone();
+    let pod_guard = pod.cut_off_guard();
     let mut client_io = None;
     let relay = async {
         let (buffered, pod) = pod.complete().await?;
@@ -74,7 +76,13 @@ pub async fn relay_upgraded_connection(
         () = wait_given_up(stream.as_deref()) => false,
         () = stop.cancelled() => false,
     };
-    if let (false, Some(stream), Some(client)) = (is_complete, stream, client_io) {
+    if is_complete {
+        // The pod may still have to take the last bytes.
+        drop(pod_guard.map(DropGuard::disarm));
+        return;
+    }
+    drop(pod_guard);
+    if let (Some(stream), Some(client)) = (stream, client_io) {
         stream.reset(client).await;
     }
 }

@@ -3,6 +3,10 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -35,6 +39,8 @@ use crate::{
 };
 
 const KIB: usize = 1 << 10;
+/// Bytes that a pod of HTTP/2 gets before it asks for more (RFC 9113 §6.9.2).
+const DEFAULT_WINDOW: usize = 65_535;
 /// URL of the service's WebSocket.
 const CHAT: &str = "http://hello.default.example.com/chat?x=1";
 
@@ -658,6 +664,31 @@ async fn a_client_that_does_not_read_is_charged_with_what_waits_for_it() {
     assert_no_state_left(&fixture).await;
 }
 
+/// The pod sends nothing more, so no further write shows that the client takes nothing.
+#[tokio::test]
+async fn a_last_word_that_a_client_does_not_take_is_charged() {
+    let mut fixture = patient_fixture().await;
+    let pod = start_pod_with(|mut stream, _| async move {
+        accept_websocket(&mut stream).await;
+        stream.write_all(b"bye").await.unwrap();
+    })
+    .await;
+    fixture.add_ready_pod("p", pod);
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, fixture.port)).await.unwrap();
+    let mut builder = h2::client::Builder::new();
+    // No stream may carry anything to the client.
+    builder.initial_window_size(0);
+    let (sender, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+    tokio::spawn(connection);
+    wait_until(|| sender.is_extended_connect_protocol_enabled()).await;
+    let mut socket = WebSocketClient(sender).open().await;
+    let charged = || fixture.activator.server.connections().response_bytes();
+    wait_until(|| charged() >= CLIENT_SEND_BUFFER).await;
+    socket.sending.send_reset(Reason::CANCEL);
+    wait_until(|| charged() == 0).await;
+    assert_no_state_left(&fixture).await;
+}
+
 /// Creates a fixture whose pods speak HTTP/2.
 async fn http2_fixture() -> ActivatorFixture {
     let mut fixture = ActivatorFixture::new().await;
@@ -756,6 +787,99 @@ async fn a_pod_of_http2_may_refuse_a_handshake() {
         assert!(refused.read_rest().await.contains(text), "{text}");
         assert_no_state_left(&fixture).await;
     }
+}
+
+/// Starts a pod of HTTP/2 that opens WebSockets and takes no more of them than its window. Returns its address, the
+/// number of bytes that it has taken, and a receiver of the ends of its connections.
+async fn start_stalled_http2_pod() -> (SocketAddr, Arc<AtomicUsize>, mpsc::Receiver<()>) {
+    let (ended_tx, ended) = mpsc::channel(8);
+    let taken = Arc::<AtomicUsize>::default();
+    let counter = Arc::clone(&taken);
+    let pod = start_pod_with(move |stream, _| {
+        let (ended_tx, counter) = (ended_tx.clone(), Arc::clone(&counter));
+        async move {
+            let mut builder = h2::server::Builder::new();
+            builder.enable_connect_protocol();
+            let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let sending = respond.send_response(Response::new(()), false).unwrap();
+                let mut receiving = request.into_body();
+                let counter = Arc::clone(&counter);
+                tokio::spawn(async move {
+                    let _kept_open = sending;
+                    while let Some(Ok(data)) = receiving.data().await {
+                        counter.fetch_add(data.len(), Ordering::SeqCst);
+                    }
+                });
+            }
+            ended_tx.send(()).await.ok();
+        }
+    })
+    .await;
+    (pod, taken, ended)
+}
+
+/// hyper would keep the stream until the pod takes what was sent before.
+#[tokio::test]
+async fn a_reset_of_the_client_reaches_a_pod_of_http2_that_takes_no_bytes() {
+    let mut fixture = http2_fixture().await;
+    let (pod, taken, mut ended) = start_stalled_http2_pod().await;
+    fixture.add_ready_pod("p", pod);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let mut socket = client.open().await;
+    socket.send(&"x".repeat(192 * KIB));
+    wait_until(|| taken.load(Ordering::SeqCst) == DEFAULT_WINDOW).await;
+    // The activator keeps about 40 KiB on the way to the pod. The rest waits at the client's side.
+    wait_until(|| fixture.activator.server.connections().request_bytes() >= 64 * KIB).await;
+    socket.sending.send_reset(Reason::CANCEL);
+    let end = tokio::time::timeout(LONG, ended.recv()).await;
+    assert_eq!(end.expect("the pod's connection ends in time"), Some(()));
+    assert_no_state_left(&fixture).await;
+}
+
+/// The kernel accepts connections for a pod that is still starting. Nothing else counts such a request.
+#[tokio::test]
+async fn a_handshake_counts_as_waiting_while_a_pod_is_late_with_its_settings() {
+    let mut fixture = http2_fixture().await;
+    let (prefaces_tx, mut prefaces) = mpsc::channel(1);
+    let silent = start_pod_with(move |mut stream, _| {
+        let prefaces_tx = prefaces_tx.clone();
+        async move {
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            prefaces_tx.send(()).await.unwrap();
+            std::future::pending::<()>().await;
+        }
+    })
+    .await;
+    fixture.add_ready_pod("p", silent);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let clock = PausedClock::start_paused();
+    let call = client.start(&[]).await;
+    prefaces.recv().await.unwrap();
+    assert_eq!(fixture.waiting_totals(), (0, 0), "it has got a pod at once");
+    clock.advance(Duration::from_secs(2)).await;
+    clock.until(|| fixture.waiting_totals() == (1, 0)).await;
+    drop(call);
+    clock.until(|| fixture.waiting_totals() == (1, 1)).await;
+}
+
+/// Counts of bytes are also dropped with the last body of a connection. Here another WebSocket stays open.
+#[tokio::test]
+async fn bytes_of_a_websocket_that_was_reset_are_no_longer_charged() {
+    let mut fixture = http2_fixture().await;
+    let (pod, taken, _ended) = start_stalled_http2_pod().await;
+    fixture.add_ready_pod("p", pod);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let (_other, mut socket) = (client.open().await, client.open().await);
+    let piece = "x".repeat(KIB);
+    for _ in 0..200 {
+        socket.send(&piece);
+    }
+    let charged = || fixture.activator.server.connections().request_bytes();
+    // The activator keeps about 40 KiB on the way to the pod. The rest waits at the client's side, in small frames.
+    wait_until(|| taken.load(Ordering::SeqCst) == DEFAULT_WINDOW && charged() >= 80 * KIB).await;
+    socket.sending.send_reset(Reason::CANCEL);
+    wait_until(|| charged() == 0).await;
 }
 
 /// A client of HTTP/1.1 opens its WebSocket at such a pod in the same way.

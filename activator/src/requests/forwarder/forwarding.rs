@@ -9,6 +9,7 @@ use std::{net::SocketAddr, sync::Arc};
 use common::wire::AppProtocol;
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 use hyper::{ext::Protocol, upgrade::OnUpgrade};
+use tokio::net::TcpStream;
 
 use super::RequestForwarder;
 use crate::{
@@ -221,12 +222,27 @@ async fn connect_for_websocket(
     if permit.pod.protocol() == AppProtocol::H2c {
         let connection = connect_to_pod(permit, AppProtocol::Tcp, queue_entry).await?;
         if let Some(stream) = connection.into_raw_tcp()
-            && let Some(connection) = PodConnection::open_for_websocket(stream).await
+            && let Some(connection) = await_settings(stream, queue_entry).await
         {
             return Ok(connection);
         }
     }
     connect_to_pod(permit, AppProtocol::Http1, queue_entry).await
+}
+
+/// Opens HTTP/2 for a WebSocket, which waits for the pod's settings. The kernel accepts a connection long before a pod
+/// that is still starting does, and the eBPF programs count no request on it yet. So a late pod counts as one whose dial
+/// is late.
+async fn await_settings(stream: TcpStream, queue_entry: &mut QueueEntry) -> Option<PodConnection> {
+    let open = PodConnection::open_for_websocket(stream);
+    tokio::pin!(open);
+    match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
+        Ok(opened) => opened,
+        Err(_late) => {
+            queue_entry.start_waiting();
+            open.await
+        }
+    }
 }
 
 /// Sends a request and waits for the head of the response. `socket` gets interim responses.
