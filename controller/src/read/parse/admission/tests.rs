@@ -605,6 +605,7 @@ fn a_named_template_changes_only_with_its_name() {
 
 /// Names and references of DomainMappings (knative/serving `pkg/apis/serving/v1beta1` at 98e5ef9).
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn domain_mappings_are_judged_in_knatives_words() {
     let mapping = |name: &str, spec: &str| {
         yaml(&format!("{{metadata: {{name: {name}, namespace: n}}, spec: {spec}}}"))
