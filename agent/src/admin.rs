@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(turn.available_permits(), 1);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_read_loses_the_rest_of_its_page() {
         let turn = Arc::new(Semaphore::new(1));
         let text = vec![b'x'; 3 * PART_BYTES];

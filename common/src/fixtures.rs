@@ -18,6 +18,7 @@ use crate::{
 };
 
 pub mod certificates;
+pub mod ports;
 
 pub use certificates::{TestAuthority, TestCertificate};
 

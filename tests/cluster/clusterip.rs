@@ -24,7 +24,7 @@ spec:
         image: \"{HELLO_IMAGE}\"
         imagePullPolicy: Never
         env: [{{name: PORT, value: \"8080\"}}]
-        readinessProbe: {{httpGet: {{path: /, port: 8080}}, periodSeconds: 1}}
+        readinessProbe: {{httpGet: {{path: /, port: 8080}}, periodSeconds: 1, timeoutSeconds: 10}}
 ---
 apiVersion: v1
 kind: Service

@@ -139,7 +139,7 @@ pub(super) fn metadata_values(
 
 /// Uids of all pods.
 fn pod_uids(rouse: &RouseCluster, namespace: &str) -> Vec<String> {
-    metadata_values(rouse, namespace, "pods", "uid").expect("pods can be listed")
+    rouse.cluster.wait("a list of pods", || metadata_values(rouse, namespace, "pods", "uid"))
 }
 
 /// Waits until each of these pods, given by uid, has a deletion timestamp, because its owner has gone.

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use tests::client_pod::{ClientPod, CurlResponse};
 use tests::installed_cluster::RouseCluster;
+use tests::test_cluster::retry_transport_errors;
 use tests::tls_files::{TlsFiles, first_certificate, tls_secret};
 
 /// Knative's client `kn` in one namespace.
@@ -17,7 +18,14 @@ struct KnClient<'a> {
 impl KnClient<'_> {
     fn run(&self, args: &[&str]) -> Result<String, String> {
         let args = [&["kn"][..], args, &["--namespace", self.namespace]].concat();
-        self.rouse.cluster.run(&args)
+        retry_transport_errors(&args, || self.rouse.cluster.run(&args))
+    }
+
+    /// Waits until the gateway knows no such host.
+    fn wait_unknown(&self, host: &str) {
+        self.rouse.cluster.wait(&format!("{host} to be unknown"), || {
+            (self.rouse.get_through_gateway(host, "/", &[]).status == 404).then_some(())
+        });
     }
 
     /// Output of a command that must succeed.
@@ -107,7 +115,8 @@ fn kn_creates_updates_and_deletes_a_service() {
 
         let output = kn.output(&["service", "delete", "hello", "--wait"]);
         assert_contains_all(&output, &["Service 'hello' successfully deleted in namespace"]);
-        assert_eq!(kn.rouse.get_through_gateway(&host, "/", &[]).status, 404);
+        // The object is gone before all activators know it.
+        kn.wait_unknown(&host);
         let error = kn.run(&["service", "describe", "hello"]).expect_err("it is gone");
         assert_contains_all(&error, &["services.serving.knative.dev \"hello\" not found"]);
     });
@@ -149,10 +158,7 @@ fn kn_splits_traffic_and_tags_revisions() {
             &output,
             &["50%  hello-00001 [1]", "50%  hello-00002 (current @latest) [2]"],
         );
-        kn.rouse.cluster.wait("the tag's name to be unknown", || {
-            let host = format!("old-hello.{}.example.com", kn.namespace);
-            Some(kn.rouse.get_through_gateway(&host, "/", &[])).filter(|it| it.status == 404)
-        });
+        kn.wait_unknown(&format!("old-hello.{}.example.com", kn.namespace));
 
         kn.output(&["service", "update", "hello", "--traffic", "@latest=100"]);
         // Prune deletes revisions that are labelled as unused, which happens a moment after the route's change.
@@ -202,11 +208,11 @@ spec: {{namespace: {}}}
         kn.output(&["domain", "update", &domain, "--ref", "other"]);
         wait_for_pod_of("other-");
         kn.output(&["domain", "delete", &domain]);
-        kn.rouse.cluster.wait("the domain to be unknown", || {
-            (kn.rouse.get_through_gateway(&domain, "/", &[]).status == 404).then_some(())
-        });
-        let args = ["delete", "clusterdomainclaim", &domain];
-        kn.rouse.cluster.kubectl(&args).expect("the claim is still there, and may go");
+        kn.wait_unknown(&domain);
+        let claim = ["clusterdomainclaim", domain.as_str()];
+        let on_claim = |verb: &str| kn.rouse.cluster.kubectl(&[&[verb][..], &claim].concat());
+        on_claim("get").expect("the claim is still there");
+        on_claim("delete").expect("the claim may go");
     });
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 use tests::flood::{FloodOutcome, FloodProcess, not_served_once};
-use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
+use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
 use tests::shared_folder::SharedFolder;
 use tests::test_cluster::{HELLO_IMAGE, TestNamespace};
@@ -40,7 +40,9 @@ pub(crate) const LATEST_TRAFFIC: &str = "[{latestRevision: true, percent: 100}]"
 /// Highest number of printed lines about lost requests.
 const MAX_PRINTED_LOSSES: usize = 20;
 /// Highest number of lost requests that the message of a failed test describes.
-const MAX_LOSSES_IN_MESSAGE: usize = 3;
+const MAX_LOSSES_IN_MESSAGE: usize = 2;
+/// Number of log entries about stops in the message of a failed test. A report of a failed run has its first lines only.
+const MAX_STOPS_IN_MESSAGE: usize = 8;
 
 /// Features that allow writable volumes in pods.
 const WRITABLE: [&str; 2] =
@@ -212,28 +214,38 @@ spec:
             println!("{client}: request {id} was served {count} times");
         }
         for lost in lost.iter().take(MAX_PRINTED_LOSSES) {
-            println!("{client}: lost {lost}");
+            println!("{client}: lost {lost}, served by {:?}", self.pods_that_served(lost));
         }
-        // In the message as well, since some reports of a failed run have only that.
-        let first_lost = lost.iter().take(MAX_LOSSES_IN_MESSAGE).collect::<Vec<_>>();
-        let losses = (lost.len(), wrong_counts.len());
-        let stops = if losses == (0, 0) { String::new() } else { self.newest_stops() };
-        assert_eq!(losses, (0, 0), "{client}: lost, not served once: {first_lost:?}\n{stops}");
+        if let Some(first) = lost.first() {
+            let stops = self.stops_before(first["lost_at"].as_str().unwrap_or_default());
+            let losses = lost.iter().take(MAX_LOSSES_IN_MESSAGE);
+            let losses = losses.map(|lost| format!("{lost} by {:?}", self.pods_that_served(lost)));
+            let losses = losses.collect::<Vec<_>>().join("\n");
+            // In the message as well, since some reports of a failed run have only that.
+            panic!("{client}: {} requests were lost: {losses}\n{stops}", lost.len());
+        }
+        assert_eq!(wrong_counts.len(), 0, "{client}: requests were not served once");
         assert_eq!(issued, answered);
     }
 
-    /// Returns the agents' log entries of the newest stops of pods, one line for each preStop request and each response.
-    /// A request without a response is of a pod that its kubelet stopped at the end of the grace period.
-    fn newest_stops(&self) -> String {
-        let namespace = ["--namespace", SYSTEM_NAMESPACE, "--selector", "app=rouse-agent"];
-        let logs = self.rouse.cluster.kubectl(&[&["logs", "--tail=-1"], &namespace[..]].concat());
-        let logs = logs.unwrap_or_else(|error| error);
+    /// Names of the pods to which a lost request came.
+    fn pods_that_served(&self, lost: &Value) -> Vec<String> {
+        self.folder.files_with_line(&lost["id"].to_string())
+    }
+
+    /// Returns the agents' log entries of the last stops of pods before a time of day (`HH:MM:SS.mmm`), one line for each
+    /// preStop request and each response. A request without a response is of a pod that its kubelet stopped at the end
+    /// of the grace period.
+    fn stops_before(&self, time: &str) -> String {
+        let logs = self.rouse.agent_logs().unwrap_or_else(|error| error);
         let steps = ["the kubelet waits to stop", "the kubelet may stop"];
         let is_step = |line: &&str| steps.iter().any(|step| line.contains(step));
-        let mut lines: Vec<&str> = logs.lines().filter(is_step).collect();
+        let time_of = |line: &str| line.split_once('T').map(|(_, rest)| rest.to_owned());
+        let is_before = |line: &&str| time_of(line).is_some_and(|it| it.as_str() <= time);
+        let mut lines: Vec<&str> = logs.lines().filter(is_step).filter(is_before).collect();
         // Each begins with its time.
         lines.sort_unstable();
-        lines[lines.len().saturating_sub(MAX_PRINTED_LOSSES)..].join("\n")
+        lines[lines.len().saturating_sub(MAX_STOPS_IN_MESSAGE)..].join("\n")
     }
 }
 

@@ -42,6 +42,18 @@ impl Drop for BindPodsSetting<'_> {
     }
 }
 
+/// Number of pods of a service's first revision that the scheduler has placed, by its Events until now.
+fn count_scheduled(rouse: &RouseCluster, namespace: &TestNamespace<'_>, name: &str) -> usize {
+    let list = rouse.cluster.wait("a list of Events", || {
+        rouse.cluster.get(&["events", "--namespace", &namespace.name])["items"].as_array().cloned()
+    });
+    let is_scheduled = |event: &&Value| {
+        let pod = event["involvedObject"]["name"].as_str().unwrap_or_default();
+        event["reason"] == "Scheduled" && pod.starts_with(&format!("{name}-00001-"))
+    };
+    list.iter().filter(is_scheduled).count()
+}
+
 /// Creates a service with three pods. Returns their nodes, and the number of those that the scheduler placed.
 fn create_spread_service(
     rouse: &RouseCluster,
@@ -55,12 +67,7 @@ fn create_spread_service(
     let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
     let pods = rouse.pods(&namespace.name, name);
     let nodes = pods.iter().map(|it| text(&it["spec"]["nodeName"])).collect();
-    let events = rouse.cluster.get(&["events", "--namespace", &namespace.name]);
-    let scheduled = events["items"].as_array().into_iter().flatten().filter(|event| {
-        let pod = text(&event["involvedObject"]["name"]);
-        event["reason"] == "Scheduled" && pod.starts_with(&format!("{name}-00001-"))
-    });
-    (nodes, scheduled.count())
+    (nodes, count_scheduled(rouse, namespace, name))
 }
 
 #[test]
@@ -77,11 +84,15 @@ fn pods_without_resource_requests_are_bound_to_nodes_that_may_run_them() {
     let all_on = |node: &str| (vec![node.to_owned(); 3], 0);
     assert_eq!(create_spread_service(&rouse, &namespace, "cordoned", ""), all_on("node2"));
     drop(cordon);
-    bound.kubectl(&["taint", "node", "node2", "test=here:NoSchedule"]);
+    bound.kubectl(&["taint", "node", "node2", "--overwrite", "test=here:NoSchedule"]);
     assert_eq!(create_spread_service(&rouse, &namespace, "tainted", ""), all_on("node1"));
 
     // Pods with resource requests are left to the scheduler, which keeps account of them.
-    let (nodes, scheduled) =
+    let (nodes, _) =
         create_spread_service(&rouse, &namespace, "asks", ", resources: {requests: {cpu: 10m}}");
-    assert_eq!((nodes, scheduled), (all_on("node1").0, 3));
+    assert_eq!(nodes, all_on("node1").0);
+    // The scheduler writes its Events after it has placed the pods.
+    rouse.cluster.wait("the scheduler's Events about three pods", || {
+        (count_scheduled(&rouse, &namespace, "asks") == 3).then_some(())
+    });
 }

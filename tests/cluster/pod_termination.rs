@@ -97,7 +97,8 @@ fn end_one_pod(
     floods: &[FloodProcess],
     end_pod: fn(&FloodFixture<'_>, &str, &str),
 ) {
-    let (pod, node) = fixture.serving_pods().first().expect("there is one").clone();
+    let cluster = &fixture.rouse.cluster;
+    let (pod, node) = cluster.wait("a serving pod", || fixture.serving_pods().first().cloned());
     end_pod(fixture, &pod, &node);
     fixture.rouse.cluster.wait("the pod to be gone, and another one", || {
         let is_present = fixture.pods().iter().any(|it| it["metadata"]["name"] == pod.as_str());

@@ -8,11 +8,13 @@ fn a_service_falls_asleep_whatever_probes_it_has() {
     let namespace = rouse.namespace("probes");
     let namespace = &namespace.name;
     let port = "ports: [{name: h2c, containerPort: 8080}]";
-    let grpc = "{periodSeconds: 1, grpc: {port: 8080}}";
+    // On a busy machine an answer may take longer than the default of one second, and failures restart the container.
+    let times = "periodSeconds: 1, timeoutSeconds: 10";
+    let grpc = format!("{{{times}, grpc: {{port: 8080}}}}");
     let agent = "httpHeaders: [{name: User-Agent, value: uptime-check/1}]";
     let services = [
-        ("plain", "livenessProbe: {periodSeconds: 1, httpGet: {path: /}}".to_owned()),
-        ("agent", format!("livenessProbe: {{periodSeconds: 1, httpGet: {{path: /, {agent}}}}}")),
+        ("plain", format!("livenessProbe: {{{times}, httpGet: {{path: /}}}}")),
+        ("agent", format!("livenessProbe: {{{times}, httpGet: {{path: /, {agent}}}}}")),
         ("grpc", format!("{port}, readinessProbe: {grpc}, livenessProbe: {grpc}")),
     ];
     let yaml = services
@@ -22,7 +24,7 @@ fn a_service_falls_asleep_whatever_probes_it_has() {
     for (name, _) in &services {
         rouse.wait_asleep(namespace, name);
         let url = rouse.service_url(namespace, name);
-        let mut args = vec!["curl", "--silent", "--max-time", "30", &url];
+        let mut args = vec!["curl", "--silent", "--max-time", "180", &url];
         args.extend((*name == "grpc").then_some("--http2-prior-knowledge"));
         let output = rouse.client_on("node1").command(&args).output().expect("curl is there");
         let stdout = String::from_utf8_lossy(&output.stdout);

@@ -78,6 +78,15 @@ impl FrozenPod {
         is_frozen(&self.cgroup) == Some(true)
     }
 
+    /// Causes of the pod's thaws until now, in order, as the agents have logged them.
+    fn thaw_causes(&self, rouse: &RouseCluster) -> Vec<String> {
+        let logs = rouse.agent_logs();
+        let logs = logs.unwrap_or_else(|error| panic!("logs of the agents: {error}"));
+        let thaws = logs.lines().filter(|it| it.contains("pod thawed") && it.contains(&self.uid));
+        let cause = |line: &str| Some(line.split_once("cause=\"")?.1.split_once('"')?.0.to_owned());
+        thaws.map(|line| cause(line).unwrap_or_else(|| panic!("no cause in {line:?}"))).collect()
+    }
+
     /// Name of the other node.
     fn other_node(&self) -> &'static str {
         NODES.into_iter().find(|node| *node != self.node).expect("there are two nodes")

@@ -41,17 +41,10 @@ fn wait_rolled_out(fixture: &FloodFixture<'_>, component: &str) {
     );
 }
 
-/// Containers of a component's pods: name of the node, and id.
+/// Containers of a component's pods without those that end: name of the node, and id.
 fn container_ids(fixture: &FloodFixture<'_>, app: &str) -> Vec<(String, String)> {
-    let selector = format!("app={app}");
-    let list = fixture.rouse.cluster.get(&[
-        "pods",
-        "--namespace",
-        SYSTEM_NAMESPACE,
-        "--selector",
-        &selector,
-    ]);
-    let pods = list["items"].as_array().cloned().unwrap_or_default();
+    let mut pods = fixture.rouse.component_pods(app);
+    pods.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name_and_id = |pod: &Value| {
         let id = text(&pod["status"]["containerStatuses"][0]["containerID"]);
@@ -63,7 +56,9 @@ fn container_ids(fixture: &FloodFixture<'_>, app: &str) -> Vec<(String, String)>
 /// Sends SIGKILL to every replica of a component, one after the other.
 fn kill_replicas(fixture: &FloodFixture<'_>, app: &str) {
     let socket = "/run/containerd/containerd.sock";
-    for (node, id) in container_ids(fixture, app) {
+    let containers = container_ids(fixture, app);
+    assert!(containers.len() >= 2, "{app}: {containers:?}");
+    for (node, id) in containers {
         let args = ["ctr", "-a", socket, "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL"];
         let result = fixture.rouse.cluster.on_node(&node, &[&args[..], &[&id]].concat());
         result.unwrap_or_else(|error| panic!("{app} on {node}: {error}"));

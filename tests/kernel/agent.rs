@@ -50,6 +50,9 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 const ROLE_INPUT_VARIABLE: &str = "ROUSE_TEST_SENDS";
 /// Timeout of the revision's requests, unless a test sets another one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
+/// Timeout of one attempt of the agent's probe. With Kubernetes' default of one second, a pod on a busy machine would
+/// not be ready at times, and for another reason than a test expects.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Address and port on which the pod serves.
 const POD_ADDRESS: &str = "10.77.0.2:8080";
 /// Beginning of the metrics line that counts passed probes.
@@ -199,7 +202,12 @@ impl AgentFixture {
             address,
             kubelet_ready: false,
             port: NonZeroU16::new(8080).expect("not zero"),
-            probe: ReadinessProbe { handler, period, ..ReadinessProbe::listener_probe() },
+            probe: ReadinessProbe {
+                handler,
+                period,
+                timeout: PROBE_TIMEOUT,
+                ..ReadinessProbe::listener_probe()
+            },
             standby: self.standby,
             ..fixtures::pod(&self.pod_uid(), &name, phase)
         };
@@ -386,6 +394,20 @@ impl AgentFixture {
         http_get(&format!("{}-{namespace}", self.name), address, path)
     }
 
+    /// Gets a page of the pod server in a namespace of this node, once the server is open: a pod is reported a moment
+    /// before.
+    fn pod_server_page(&self, namespace: &str) -> String {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let page = self.get_page(namespace, POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
+            if !page.is_empty() {
+                return page;
+            }
+            assert!(Instant::now() < deadline, "the pod server never opens");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Waits until the agent shows its metrics. Returns the value of the one that begins with `line`, or 0 if it has
     /// none yet.
     fn metric_count(&self, line: &str) -> u64 {
@@ -477,7 +499,7 @@ fn remove_cgroup(dir: &Path) {
     }
     let mut tries = 0;
     while fs::remove_dir(dir).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy)
-        && tries < 500
+        && tries < 3_000
     {
         tries += 1;
         thread::sleep(Duration::from_millis(10));

@@ -473,9 +473,13 @@ fn a_socket_that_finds_no_room_is_left_to_kube_proxy() {
     }
     let mut client = fixture.start_client();
     client.expect_step("open4");
-    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "no rule leads it on here");
+    assert_eq!(
+        client.run_step("ask-briefly 10.96.0.9:53"),
+        Err(EAGAIN),
+        "no rule leads it on here"
+    );
     assert_eq!(client.expect_step("connect 10.96.0.9:53"), "10.96.0.9:53");
-    assert!(client.run_step("ask").is_err());
+    assert!(client.run_step("ask-briefly").is_err());
     assert_eq!(fixture.sockets(), 0);
     sockets.remove(&cookies.start).expect("it is there");
     client.expect_step("open4");
@@ -522,7 +526,7 @@ pub(crate) fn resolve_by(program: &[&str]) -> String {
         fs::write(&path, text).expect("writable");
         path
     };
-    let resolver = file("resolv.conf", "nameserver 10.96.0.9\noptions attempts:1 timeout:3\n");
+    let resolver = file("resolv.conf", "nameserver 10.96.0.9\noptions attempts:3 timeout:20\n");
     let sources = file("nsswitch.conf", "hosts: dns\n");
     // A mount namespace of its own shows this process other files under the names that resolvers know.
     let script = "mount --bind \"$1\" /etc/resolv.conf || exit 1
@@ -565,7 +569,11 @@ fn a_socket_from_before_an_upgrade_sees_the_cluster_ip_until_it_closes() {
     assert_eq!(client.expect_step("ask"), "pod0 10.96.0.9:53");
     assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
     client.expect_step("open4");
-    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "the new tables are empty");
+    assert_eq!(
+        client.run_step("ask-briefly 10.96.0.9:53"),
+        Err(EAGAIN),
+        "the new tables are empty"
+    );
     drop(programs);
     let mut programs = EbpfPrograms::load(paths).expect("the kernel takes them");
     assert_eq!(programs.remove_outlived_pins(), 1);
@@ -617,7 +625,11 @@ fn a_socket_outside_of_a_narrower_cgroup_of_clients_sees_the_cluster_ip_until_it
     assert_eq!(client.expect_step("ask"), "pod0 10.96.0.9:53");
     assert_eq!(client.expect_step("peer"), "10.96.0.9:53");
     client.expect_step("open4");
-    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(EAGAIN), "it is no client any more");
+    assert_eq!(
+        client.run_step("ask-briefly 10.96.0.9:53"),
+        Err(EAGAIN),
+        "it is no client any more"
+    );
     client.expect_step("drop");
     assert_eq!(fixture.sockets(), 0);
     drop(programs);

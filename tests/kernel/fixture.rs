@@ -605,7 +605,7 @@ fn remove_cgroup(cgroup: &Path) {
     }
     // `cgroup.kill` exists since 5.14; on older kernels only dropping the scripted processes ends them.
     let _older_kernel = fs::write(cgroup.join("cgroup.kill"), "1");
-    for _ in 0..200 {
+    for _ in 0..2_000 {
         if fs::remove_dir(cgroup).is_ok() || !cgroup.exists() {
             return;
         }

@@ -35,6 +35,8 @@ use crate::{
     scripted_process::ScriptedProcess,
 };
 
+/// Timeout of every wait and response.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Opaque port of the pods.
 const RAW_PORT: u16 = 5432;
 /// Port of the pods for HTTP, besides the serving port.
@@ -80,7 +82,7 @@ impl PodPortsFixture {
         let address = self.address(port);
         let stream = in_netns(netns, || TcpStream::connect(address).unwrap());
         stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         stream
     }
 
@@ -118,7 +120,7 @@ fn gauges_of(maps: &KernelMaps, slot: u32) -> [u64; 3] {
 
 #[track_caller]
 fn wait_gauges_of(maps: &KernelMaps, slot: u32, expected: [u64; 3]) {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + WAIT_TIMEOUT;
     while gauges_of(maps, slot) != expected {
         assert!(Instant::now() < until, "{:?} and not {expected:?}", maps.pod_state(slot));
         thread::sleep(Duration::from_millis(2));

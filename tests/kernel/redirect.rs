@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use agent::kernel::{
     features::VerifierFeatures,
@@ -189,6 +190,12 @@ fn open_connections_are_shared_out_evenly() {
     assert_eq!(open(&fixture), 0, "a killed client leaves the gauge too");
 }
 
+/// Waits until no backend is avoided that was left unanswered by now.
+#[allow(clippy::disallowed_methods, reason = "a test's own thread; no runtime is blocked")]
+fn wait_until_none_is_avoided() {
+    std::thread::sleep(Duration::from_nanos(abi::AVOID_UNANSWERED_NS));
+}
+
 #[test]
 fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     let mut fixture = SharedKernelFixture::new();
@@ -201,12 +208,20 @@ fn where_a_connect_was_left_unanswered_later_ones_go_elsewhere() {
     fixture.set_pod(&unreachable_pod, 1, RoutingPhase::Ready, "10.99.0.250".to_owned());
     fixture.apply_table();
     let mut client = client.start_process();
-    let unanswered = fixture.maps.control_word(abi::CONTROL_UNANSWERED);
-    // The freer of the two pods is chosen, so one of the first two connects is sent there and times out.
-    let first = [0, 1].map(|_| client.run_step("connect 10.96.0.1:80"));
-    assert!(first.contains(&Err(EHOSTUNREACH)), "{first:?}");
-    assert_ne!(fixture.maps.control_word(abi::CONTROL_UNANSWERED), unanswered);
-    assert_eq!(client.expect_step("hammer 10.96.0.1:80 50"), "one=50");
+    let (mut outcomes, is_avoided) = (Vec::new(), |it: &String| it == "one=50");
+    // On a busy machine the connects may take longer than the pod is avoided, or the other pod may answer a SYN late.
+    while outcomes.len() < 5 && !outcomes.iter().any(is_avoided) {
+        if !outcomes.is_empty() {
+            wait_until_none_is_avoided();
+        }
+        let unanswered = fixture.maps.control_word(abi::CONTROL_UNANSWERED);
+        // The freer of the two pods is chosen, so one of the first two connects is sent there and times out.
+        let first = [0, 1].map(|_| client.run_step("connect 10.96.0.1:80"));
+        assert!(first.contains(&Err(EHOSTUNREACH)), "{first:?}");
+        assert_ne!(fixture.maps.control_word(abi::CONTROL_UNANSWERED), unanswered);
+        outcomes.push(client.expect_step("storm 10.96.0.1:80 50"));
+    }
+    assert!(outcomes.iter().any(is_avoided), "{outcomes:?}");
     // If it is the only pod, it is tried again.
     fixture.set_pod(&pod, 1, RoutingPhase::Draining, pod.ipv4());
     fixture.apply_table();

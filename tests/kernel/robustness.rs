@@ -110,7 +110,7 @@ impl RobustnessFixture {
 
     #[track_caller]
     fn wait(&self, description: &str, is_done: impl Fn(&Self) -> bool) {
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + Duration::from_secs(120);
         while !is_done(self) {
             let log = self.served_requests();
             assert!(

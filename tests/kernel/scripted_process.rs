@@ -47,6 +47,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use crate::{fixture::command_in, sys};
 
 const IPPROTO_MPTCP: i32 = 262;
+/// Timeout of a server's greeting. On a busy machine each of the server's threads may wait for seconds.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
 /// Main function of this program as a scripted process, which the tests start. It is not a test itself.
@@ -402,7 +404,7 @@ fn serve_greetings(listener: TcpListener, name: String) {
 
 /// Reads the name that the server sends as its greeting.
 pub(crate) fn read_greeting(stream: &mut TcpStream) -> io::Result<String> {
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.set_read_timeout(Some(GREETING_TIMEOUT))?;
     let mut name = Vec::new();
     let mut byte = [0];
     loop {

@@ -201,8 +201,9 @@ fn counts_agree_with_uvicorn() {
 #[test]
 fn counts_agree_with_gunicorn() {
     let mut fixture = ServerFixture::new("gunicorn (sync)");
-    let args = ["/usr/bin/gunicorn", "--bind", "0.0.0.0:8080", "--workers", "4", "app:wsgi"];
-    let gunicorn = fixture.python(&args);
+    // By default it kills a worker whose request is held for half a minute.
+    let args = "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 4 --timeout 3600 app:wsgi";
+    let gunicorn = fixture.python(&args.split(' ').collect::<Vec<_>>());
     fixture.start(&gunicorn);
     // A worker has one request at a time, and closes the connection after each.
     fixture.http1(4);
@@ -212,8 +213,8 @@ fn counts_agree_with_gunicorn() {
 #[test]
 fn counts_agree_with_gunicorn_with_threads() {
     let mut fixture = ServerFixture::new("gunicorn (gthread)");
-    let args =
-        "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 2 --threads 16 --keep-alive 5 app:wsgi";
+    let args = "/usr/bin/gunicorn --bind 0.0.0.0:8080 --workers 2 --threads 16 --keep-alive 60 \
+                --timeout 3600 app:wsgi";
     let gunicorn = fixture.python(&args.split(' ').collect::<Vec<_>>());
     fixture.start(&gunicorn);
     fixture.http1(8);

@@ -29,7 +29,7 @@ use crate::{
 /// Port of the pods at which connections do not count.
 const OTHER_PORT: u16 = 9999;
 /// Timeout of every wait.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A pod whose process greets the clients of both ports, and a client's namespace. The process ends before the cgroups
 /// are removed.

@@ -11,6 +11,7 @@
 //! | `peer` | reads the peer address of the socket that was opened last | `ok PEER` |
 //! | `ask ADDRESS…` | sends a datagram to each address, then receives as many | `ok NAME SOURCE …` by name |
 //! | `ask` | sends a datagram to the peer, then receives one | `ok NAME SOURCE` |
+//! | `ask-briefly [ADDRESS]` | as `ask`, for an answer that must not come | `ok NAME SOURCE` |
 //! | `connected ADDRESS N` | asks by N new sockets that it connects | `ok NAME=COUNT …` |
 //! | `unconnected ADDRESS N` | asks by N new sockets that it does not connect | `ok NAME=COUNT …` |
 //! | `drop` | closes all sockets but those of servers | `ok` |
@@ -32,8 +33,10 @@ use crate::{
 };
 
 const ROLE: &str = "ROUSE_TEST_UDP";
-/// Time after which a datagram counts as not answered.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time after which a datagram counts as not answered. On a busy machine the server may wait for seconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which an answer is awaited that must not come.
+const ABSENCE_TIME: Duration = Duration::from_secs(3);
 /// Length of the header of a DNS message.
 const DNS_HEADER: usize = 12;
 
@@ -86,6 +89,13 @@ impl UdpSockets {
             ["disconnect"] => sys::disconnect(self.last()?)?,
             ["peer"] => return Ok(self.last()?.peer_addr()?.to_string()),
             ["ask", addresses @ ..] => return ask(self.last()?, addresses),
+            ["ask-briefly", addresses @ ..] => {
+                let socket = self.last()?;
+                socket.set_read_timeout(Some(ABSENCE_TIME))?;
+                let answer = ask(socket, addresses);
+                socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+                return answer;
+            }
             ["connected", address, count] => {
                 let address = parse(address)?;
                 return count_answers(count, || {

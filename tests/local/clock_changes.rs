@@ -44,7 +44,8 @@ fn wake(node: &RouseNode, address: SocketAddr, name: &str) {
 /// Creates a service, and wakes it by load until it has scaled out.
 fn scale_out_new_service(node: &RouseNode, name: &str) {
     assert!(node.apply(&named_manifest(name)).0);
-    let burst = load_plan(node, name, 25);
+    // Requests that take long are in flight most of the time, however long the clients wait for a processor.
+    let burst = LoadPlan { path: "/?sleep=200".to_owned(), ..load_plan(node, name, 25) };
     let (requests, ()) = with_load(node, &burst, |_| {
         wait_for("a third pod", || (node.stored_pods(name).len() > 2).then_some(()));
     });

@@ -36,10 +36,11 @@ fn sleeper_name(number: usize) -> String {
     format!("sleeper-{number}")
 }
 
-/// Manifest of a sleeping service whose pod listens so late that a test can act while requests wait.
+/// Manifest of a sleeping service whose pod listens so late that a test can act while requests wait: read a metric and
+/// kill a component, on a machine on which each takes a second.
 fn sleeper_manifest(number: usize) -> String {
     let delayed_container =
-        "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"1500\" }]\n          image:";
+        "        - env: [{ name: HELLO_LISTEN_DELAY_MS, value: \"4000\" }]\n          image:";
     let hello = HELLO.replace("name: hello", &format!("name: {}", sleeper_name(number)));
     hello.replace("        - image:", delayed_container)
 }
@@ -210,6 +211,11 @@ pub(super) fn kill_and_start(
         node.kill(component);
         let during = spawn_request(scope, node, sleeper, "/during");
         wait_progress(results, REQUESTS_WHILE_DEAD);
+        if component == "activator" {
+            // A client that gets no processor for a while would connect to the next activator.
+            let are_refused = || before.is_finished() && during.is_finished();
+            wait_for("the requests to be refused", || are_refused().then_some(()));
+        }
         node.start(&[component]);
         let responses = [join_request(before), join_request(during)];
         results.record("long", &join_request(long_request));
@@ -265,8 +271,12 @@ fn components_are_killed_and_started_and_only_requests_inside_the_activator_are_
     assert_eq!(count_at_end - count_at_start, answered + 1, "the application's own count");
     let maps =
         KernelMaps::open(&node.layout.bpf().join(format!("v{}", abi::ABI_VERSION))).expect("maps");
-    let slots: Vec<u32> = maps.pods().expect("pods").values().map(|pod| pod.slot).collect();
-    let [slot] = slots[..] else { panic!("one pod is left, not {slots:?}") };
+    // The agent learns of the end of the others a moment after the objects are gone.
+    let slot = wait_for("one pod to be left in the map", || {
+        let pods = maps.pods().expect("pods");
+        let mut slots = pods.values().map(|pod| pod.slot);
+        slots.next().filter(|_| slots.next().is_none())
+    });
     wait_for("the last connection to end", || {
         (maps.pod_state(slot).connections == 0).then_some(())
     });

@@ -77,7 +77,7 @@ fn get_greeting(node: &TestNode, status: &common::local_node::PodRunStatus) -> S
     let address = SocketAddr::new(pod_ip(status), 80);
     node.in_client_netns(|| {
         wait_for("a response", || {
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10)).ok()?;
             let mut text = String::new();
             stream.read_to_string(&mut text).ok().map(|_| text)
         })

@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
+use common::fixtures::ports::unused_port;
 use common::wire::NamespacedName;
 use controller::{
     decide::machine::{DigestRequest, PullAccount},
@@ -16,6 +17,7 @@ use controller::{
 };
 use registry::{PullSecret, RegistryClient};
 use serde_json::json;
+use tests::wait::wait_for;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -48,9 +50,7 @@ impl DigestRegistryFixture {
         let folder = format!("rouse-test-digests-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).expect("a folder");
-        let free_port_listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free_port_listener.local_addr().expect("bound").port();
-        drop(free_port_listener);
+        let port = unused_port();
         let mut config = json!({
             "version": "0.1",
             "storage": { "filesystem": { "rootdirectory": folder.join("data") } },
@@ -69,13 +69,10 @@ impl DigestRegistryFixture {
         let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
         // Constructed before the wait, so that drop kills the process also if it never listens.
         let registry = Self { process, folder, port };
-        for _ in 0..1200 {
-            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return registry;
-            }
-            std::thread::park_timeout(Duration::from_millis(50));
-        }
-        panic!("docker-registry never listened");
+        wait_for("docker-registry to listen", || {
+            TcpStream::connect(("127.0.0.1", port)).ok().map(drop)
+        });
+        registry
     }
 
     fn image(&self, name: &str) -> String {

@@ -21,15 +21,12 @@ use tests::wait::{sleep, wait_for};
 pub(super) fn get_greeting(node: &TestNode, ip: IpAddr, port: u16) -> String {
     node.in_client_netns(|| {
         let address = SocketAddr::new(ip, port);
-        for _ in 0..500 {
-            if let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
-                let mut text = String::new();
-                stream.read_to_string(&mut text).expect("a response");
-                return text;
-            }
-            tests::wait::sleep(Duration::from_millis(10));
-        }
-        panic!("{address} never responded")
+        let mut stream = wait_for(&format!("{address} to accept"), || {
+            TcpStream::connect_timeout(&address, Duration::from_secs(10)).ok()
+        });
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("a response");
+        text
     })
 }
 
@@ -132,11 +129,9 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     let startup =
         json!({ "tcpSocket": { "port": 80 }, "periodSeconds": 1, "failureThreshold": 60 });
     let extra = json!({ "container": { "livenessProbe": probe, "startupProbe": startup } });
-    let well = pod_spec(
-        "b",
-        &["listen=80"],
-        json!({ "container": { "livenessProbe": { "tcpSocket": { "port": 80 }, "periodSeconds": 1 } } }),
-    );
+    let patient = json!({ "tcpSocket": { "port": 80 }, "periodSeconds": 1, "timeoutSeconds": PROBE_TIMEOUT_S });
+    let patient = json!({ "container": { "livenessProbe": patient, "startupProbe": startup } });
+    let well = pod_spec("b", &["listen=80"], patient);
     node.set_pods([pod_spec("a", &["sick", "polite", "listen=80"], extra), well]);
     let failed = |state: &ContainerRunState| matches!(state, ContainerRunState::Waiting { message, .. } if message.contains("liveness probe failed: no response"));
     node.wait_pod("a restart because of a failed probe", "a", |pod| {
@@ -151,10 +146,23 @@ fn a_container_that_no_longer_answers_its_liveness_probe_is_started_again() {
     assert_eq!(other.containers[0].restarts, 0);
 }
 
+/// Timeout of probes whose commands end by themselves. A busy machine takes seconds to execute one.
+const PROBE_TIMEOUT_S: u32 = 20;
+
 /// Probe that executes `/app` with these arguments, every second.
 pub(super) fn exec_probe(args: &[&str]) -> Value {
     let command = [&["/app"], args].concat();
-    json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 1 })
+    json!({
+        "exec": { "command": command },
+        "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": PROBE_TIMEOUT_S,
+    })
+}
+
+/// Probe of [`exec_probe`] that may take one second.
+fn short_exec_probe(args: &[&str]) -> Value {
+    let mut probe = exec_probe(args);
+    probe["timeoutSeconds"] = json!(1);
+    probe
 }
 
 fn is_running(status: &PodRunStatus) -> bool {
@@ -164,7 +172,10 @@ fn is_running(status: &PodRunStatus) -> bool {
 fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
     let mut node = TestNode::with_runtime(test, Some(kind), Vec::new());
     let extra = json!({ "container": {
-        "startupProbe": { "exec": { "command": ["/app", "need=/begun"] }, "periodSeconds": 1, "failureThreshold": 60 },
+        "startupProbe": {
+            "exec": { "command": ["/app", "need=/begun"] },
+            "periodSeconds": 1, "failureThreshold": 60, "timeoutSeconds": PROBE_TIMEOUT_S,
+        },
         // Without the startup probe, failures of this probe would end the container.
         "livenessProbe": exec_probe(&["need=/begun"]),
         "readinessProbe": exec_probe(&["need=/ready"]),
@@ -176,7 +187,9 @@ fn check_exec_probes(kind: OciRuntimeKind, test: &str) {
     assert!(!status.ready, "no probe has run yet");
     let status = node.wait_pod("a ready pod", "a", |pod| pod.ready);
     assert_eq!(status.containers[0].restarts, 0);
-    assert_eq!(node.log("pod-a"), "made\nmade\n", "what a probe writes is not the container's");
+    // The container writes the line only after it has made the file.
+    let log = node.wait_log("pod-a", "made\nmade\n");
+    assert_eq!(log, "made\nmade\n", "what a probe writes is not the container's");
     node.set_pods([]);
     node.wait_pod("a pod that is gone", "a", |pod| pod.phase == PodRunPhase::Removed);
     wait_reaped(node.layout.name());
@@ -197,11 +210,11 @@ fn a_container_whose_exec_probe_fails_or_never_ends_is_started_again_with_a_reas
     let mut node = TestNode::new("exec-fails");
     let with_liveness = |probe| json!({ "container": { "livenessProbe": probe } });
     let fails = pod_spec("a", &["polite", "wait"], with_liveness(exec_probe(&["need=/no/such"])));
-    let never_ends = pod_spec("b", &["polite", "wait"], with_liveness(exec_probe(&["wait"])));
-    let not_there = with_liveness(
-        json!({ "exec": { "command": ["/none"] }, "periodSeconds": 1, "failureThreshold": 1 }),
-    );
-    let not_there = pod_spec("c", &["polite", "wait"], not_there);
+    let never_ends = with_liveness(short_exec_probe(&["wait"]));
+    let never_ends = pod_spec("b", &["polite", "wait"], never_ends);
+    let mut not_there = exec_probe(&[]);
+    not_there["exec"]["command"] = json!(["/none"]);
+    let not_there = pod_spec("c", &["polite", "wait"], with_liveness(not_there));
     node.set_pods([fails, never_ends, not_there]);
     for (uid, args) in [
         ("a", "\"/app need=/no/such\" exited with 1: no /no/such"),
@@ -269,7 +282,9 @@ fn a_missing_image_and_a_missing_program_are_reported_in_one_line() {
 fn a_stopped_pod_is_asked_first_and_killed_after_its_grace() {
     let mut node = TestNode::new("grace");
     let grace = json!({ "pod": { "terminationGracePeriodSeconds": 1 } });
-    let polite_pod = pod_spec("a", &["polite", "say=ready", "wait"], json!({}));
+    // Long enough for a process that waits for a processor: the other pod shows the kill.
+    let long_grace = json!({ "pod": { "terminationGracePeriodSeconds": 50 } });
+    let polite_pod = pod_spec("a", &["polite", "say=ready", "wait"], long_grace);
     node.set_pods([polite_pod, pod_spec("b", &["stubborn", "say=ready", "wait"], grace)]);
     node.wait_log("pod-a", "ready");
     node.wait_log("pod-b", "ready");
@@ -460,7 +475,8 @@ fn a_pod_that_goes_at_any_moment_of_a_probe_leaves_no_process() {
     let mut node = TestNode::with_runtime("moments", Some(OciRuntimeKind::Runc), Vec::new());
     for round in 0..32 {
         let uid = format!("p{round}");
-        let extra = json!({ "container": { "livenessProbe": exec_probe(&["need=/"]) } });
+        // A command that the end of its container leaves behind ends with its time.
+        let extra = json!({ "container": { "livenessProbe": short_exec_probe(&["need=/"]) } });
         node.set_pods([pod_spec(&uid, &["polite", "wait"], extra)]);
         node.wait_pod("a running pod", &uid, |pod| pod.phase == PodRunPhase::Running);
         // A probe takes less than 100 ms. The factor spreads the rounds over that time.

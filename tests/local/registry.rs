@@ -1,15 +1,16 @@
 //! Images pulled from Debian's docker-registry on loopback, with credentials.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
+use common::fixtures::ports::unused_port;
 use common::local_node::{ContainerRunState, PodRunPhase};
 use serde_json::json;
 use tests::images::test_images;
 use tests::test_node::{TestNode, pod_spec};
+use tests::wait::wait_for;
 
 /// Credentials `rouse:secret` in the format of htpasswd.
 const HTPASSWD: &str = "rouse:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
@@ -28,9 +29,7 @@ impl ImageRegistryFixture {
         let folder =
             std::env::temp_dir().join(format!("rouse-test-registry-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
-        let free_port_listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = free_port_listener.local_addr().expect("bound").port();
-        drop(free_port_listener);
+        let port = unused_port();
         fs::write(folder.join("htpasswd"), HTPASSWD).expect("written");
         let config = json!({
             "version": "0.1",
@@ -46,13 +45,10 @@ impl ImageRegistryFixture {
         let process = command.spawn().expect("docker-registry: apt-get install docker-registry");
         // Constructed before the wait, so that drop kills the process also if it never listens.
         let registry = Self { process, folder, port };
-        for _ in 0..600 {
-            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return registry;
-            }
-            tests::wait::sleep(Duration::from_millis(50));
-        }
-        panic!("docker-registry never listened");
+        wait_for("docker-registry to listen", || {
+            TcpStream::connect(("127.0.0.1", port)).ok().map(drop)
+        });
+        registry
     }
 
     fn push(&self, layout: &Path, name: &str) -> String {

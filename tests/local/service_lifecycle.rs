@@ -20,9 +20,15 @@ const HELLO: &str = include_str!("../../examples/hello.yaml");
 const CYCLED_SERVICES: usize = 7;
 const CYCLES: usize = 3;
 
+/// Manifest of the demo's service whose pods end after 30 s at the latest: one that is told to stop while its process
+/// starts may have no handler of the signal yet.
+fn hello_manifest() -> String {
+    HELLO.replace("      containers:", "      timeoutSeconds: 30\n      containers:")
+}
+
 /// Manifest of a service with the shortest window and a target of two requests in a pod.
 fn manifest(name: &str) -> String {
-    let hello = HELLO.replace("name: hello", &format!("name: {name}"));
+    let hello = hello_manifest().replace("name: hello", &format!("name: {name}"));
     hello.replace("target: \"10\"", "target: \"2\"").replace("max-scale: \"8\"", "max-scale: \"4\"")
 }
 
@@ -77,12 +83,12 @@ fn services_of_one_node_wake_for_each_kind_of_client_scale_go_direct_and_sleep()
 }
 
 fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request(node: &RouseNode) {
-    assert!(node.apply(HELLO).0);
+    assert!(node.apply(&hello_manifest()).0);
     let address = node.wait_ready("hello");
     assert_eq!(node.pods("hello").len(), 0, "asleep before the first request");
 
     let first = send_waking_request(node, address, "hello.default.svc.cluster.local");
-    assert_eq!((first.status, node.pods("hello").len()), (200, 1), "{first:?}");
+    assert_eq!((first.status, node.stored_pods("hello").len()), (200, 1), "{first:?}");
     assert!(first.body.starts_with("Hello from hello-00001-"), "{first:?}");
 
     wait_for("a ready pod", || (ready_pods(node, "hello") == 1).then_some(()));
@@ -119,7 +125,7 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request(node: 
 
     node.wait_asleep("hello");
     let second = send_waking_request(node, address, "hello.default.svc.cluster.local");
-    assert_eq!((second.status, node.pods("hello").len()), (200, 1), "{second:?}");
+    assert_eq!((second.status, node.stored_pods("hello").len()), (200, 1), "{second:?}");
     assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
 }
 
@@ -241,12 +247,11 @@ fn the_gateway_routes_by_host_and_refuses_unknown_hosts(node: &RouseNode) {
 }
 
 fn a_service_whose_pod_is_probed_all_the_time_sleeps_like_any_other(node: &RouseNode) {
-    let probe = "- image: dev.local/hello:v1\n          readinessProbe: { httpGet: { path: /ready }, periodSeconds: 1 }";
-    let probed =
-        |name: &str, probe: &str| manifest(name).replace("- image: dev.local/hello:v1", probe);
-    let tcp = probe.replace("httpGet: { path: /ready }", "tcpSocket: {}");
-    for (name, probe) in [("http", probe), ("tcp", &tcp)] {
-        assert!(node.apply(&probed(name, probe)).0);
+    let image = "- image: dev.local/hello:v1";
+    let times = "periodSeconds: 1, timeoutSeconds: 10";
+    for (name, action) in [("http", "httpGet: { path: /ready }"), ("tcp", "tcpSocket: {}")] {
+        let probed = format!("{image}\n          readinessProbe: {{ {action}, {times} }}");
+        assert!(node.apply(&manifest(name).replace(image, &probed)).0);
     }
     for name in ["http", "tcp"] {
         let address = node.wait_ready(name);

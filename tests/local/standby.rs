@@ -173,14 +173,30 @@ fn a_sleeping_service_keeps_a_frozen_pod_that_answers_its_next_requests_directly
         let response = node.in_client_netns(|| get(address, name, "/counts")).expect("a response");
         let started = format!("\"started\":{},", ROUNDS + 1);
         assert!(response.body.contains(&started), "{name}: {started} in {response:?}");
-        // Nothing else has thawed the pod: each of these requests found it frozen.
-        wait_for("every thaw to be logged", || (thaws_of(node, name)[0] > ROUNDS).then_some(()));
-        assert_eq!(thaws_of(node, name), [ROUNDS + 1, 0, 0, 0], "{name}");
+        assert_thawed_by_requests(node, name, ROUNDS + 1);
     }
     // Pods of other services are thawed meanwhile.
     wait_for("the metric to count each thaw of the log", || {
         (exported_thaws(node) == count_thaws(&node.log(), |_| true)).then_some(())
     });
+}
+
+/// Asserts that each of this number of requests has thawed the frozen pod of a service, and nothing else has.
+///
+/// An agent that gets no processor for seconds thaws the pod for a check or an order that comes late. A request right
+/// after that finds the pod running. So such a thaw may stand for that of a request, but there are fewer of them.
+fn assert_thawed_by_requests(node: &RouseNode, service: &str, requests: usize) {
+    wait_for("every thaw to be logged", || {
+        let [by_request, _, _, by_other] = thaws_of(node, service);
+        (by_request + by_other >= requests).then_some(())
+    });
+    let thaws = thaws_of(node, service);
+    let [by_request, by_probe, by_kubelet, by_other] = thaws;
+    assert_eq!((by_probe, by_kubelet), (0, 0), "{service}: {thaws:?} for {CAUSES:?}");
+    assert!(
+        by_request <= requests && by_other < by_request,
+        "{service}: {thaws:?} for {CAUSES:?}, after {requests} requests"
+    );
 }
 
 /// Asserts that the table of pods and the status of the PodAutoscaler show users one frozen pod of a service.
@@ -197,23 +213,31 @@ fn assert_shown_on_standby(node: &RouseNode, service: &str) {
 }
 
 fn a_burst_thaws_two_frozen_pods_and_starts_no_other_one(node: &RouseNode) {
+    const BURSTS: usize = 3;
     apply(node, &manifest("pair", 2, "", ""));
     let address = node.wait_ready("pair");
     let frozen = node.wait_frozen("pair", 2);
-    let requests = send_at_once(node, address, "/?sleep=200", 20);
-    requests.iter().for_each(|request| assert_direct(request, &frozen));
-    let used: BTreeSet<String> = requests.into_iter().map(|request| request.pod).collect();
-    assert_eq!(used, frozen, "both have answered");
-    assert_eq!(node.wait_frozen("pair", 2), frozen);
+    // A pod that the agent has thawed a moment before, for a late check, takes the whole burst alone.
+    let are_both_used = (0..BURSTS).any(|_| {
+        let requests = send_at_once(node, address, "/?sleep=200", 20);
+        requests.iter().for_each(|request| assert_direct(request, &frozen));
+        assert_eq!(node.wait_frozen("pair", 2), frozen, "no other pod has started");
+        let used: BTreeSet<String> = requests.into_iter().map(|request| request.pod).collect();
+        used == frozen
+    });
+    assert!(are_both_used, "one pod alone has answered each of {BURSTS} bursts");
 }
 
 fn load_scales_a_service_out_from_its_frozen_pod_and_leaves_one_again(node: &RouseNode) {
     let scaling =
         ", autoscaling.knative.dev/target: \"2\", autoscaling.knative.dev/max-scale: \"4\"";
-    apply(node, &manifest("grows", 1, scaling, ""));
+    // A pod that is told to stop while its process starts may have no handler of the signal yet. It is killed then.
+    let timeout = "    spec:\n      timeoutSeconds: 30\n";
+    apply(node, &manifest("grows", 1, scaling, "").replace("    spec:\n", timeout));
     let target = node.wait_ready("grows");
     let first = node.wait_frozen("grows", 1);
-    let plan = LoadPlan { clients: 8, ..client(target, "/?sleep=50") };
+    // Requests that take long are in flight most of the time, however long the clients wait for a processor.
+    let plan = LoadPlan { clients: 8, ..client(target, "/?sleep=200") };
     let (requests, ()) = with_load(node, &plan, |_| {
         wait_for("a third pod", || (node.stored_pods("grows").len() >= 3).then_some(()));
     });
@@ -247,14 +271,37 @@ fn a_new_revision_never_uses_the_frozen_pod_of_an_old_one(node: &RouseNode) {
 
 fn a_frozen_pod_ends_after_its_longest_time_and_the_next_request_starts_one(node: &RouseNode) {
     // The time of a pod that starts for the standby would begin before the pod is frozen.
-    apply(node, &with_initial_pod(&manifest("aged", 1, ", rouse.dev/standby-ttl: 4s", "")));
+    // A busy machine takes seconds of it to freeze the pod.
+    apply(node, &with_initial_pod(&manifest("aged", 1, ", rouse.dev/standby-ttl: 12s", "")));
+    // Before any command of users, which may take as long as the pod lives.
+    let pods = wait_for("the initial pod", || {
+        Some(stored_names_and_uids(node, "aged")).filter(|pods| !pods.is_empty())
+    });
+    let [(first, uid)] = &pods[..] else { panic!("one initial pod, not {pods:?}") };
     let address = node.wait_ready("aged");
-    let first = node.wait_frozen("aged", 1);
+    wait_logged_freeze(node, uid);
     node.wait_asleep("aged");
     let request = send_request(node, address, "/");
     assert_eq!(request.lost, None, "{request:?}");
-    assert!(!first.contains(&request.pod), "{request:?}");
-    assert!(node.wait_frozen("aged", 1).contains(&request.pod), "the woken pod is on standby");
+    assert_ne!(request.pod, *first, "{request:?}");
+    let woken = wait_for("the woken pod", || {
+        stored_names_and_uids(node, "aged").into_iter().find(|(name, _)| *name == request.pod)
+    });
+    wait_logged_freeze(node, &woken.1);
+}
+
+/// Name and uid of each pod of a service, as the controller has stored them.
+fn stored_names_and_uids(node: &RouseNode, service: &str) -> Vec<(String, String)> {
+    let text = |pod: &Value, key: &str| pod["metadata"][key].as_str().map(str::to_owned);
+    let pods = node.stored_pods(service);
+    pods.iter().filter_map(|pod| Some((text(pod, "name")?, text(pod, "uid")?))).collect()
+}
+
+/// Waits until the agent has logged that this pod is frozen. A pod that is frozen for seconds only may have ended by
+/// the time at which a wait for a frozen pod looks at it.
+fn wait_logged_freeze(node: &RouseNode, uid: &str) {
+    let is_freeze = |line: &str| line.contains("pod frozen") && line.contains(uid);
+    wait_for("the pod to be frozen", || node.log().lines().any(is_freeze).then_some(()));
 }
 
 fn the_frozen_pod_of_a_deleted_service_ends_in_order(node: &RouseNode) {

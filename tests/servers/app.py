@@ -161,7 +161,9 @@ async def hold_websockets(url, count):
     """Opens WebSockets, exchanges a message on each, reports that, and closes them at the end of its input."""
     import websockets
 
-    sockets = [await websockets.connect(url) for _ in range(count)]
+    # A busy machine takes longer than the library waits by default.
+    options = {"open_timeout": 120, "close_timeout": 120, "ping_interval": None}
+    sockets = [await websockets.connect(url, **options) for _ in range(count)]
     for socket in sockets:
         await socket.send("hello")
         assert await socket.recv() == "hello"

@@ -16,10 +16,14 @@ use kube::api::{GetParams, ListParams};
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-/// Timeout of one request, after which a test that has stopped the API server goes on.
+/// Timeout of one try of a request. After the last try, a test that has stopped the API server goes on.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of tries of a request without a response, or with one that a busy server sends.
+const TRIES: u32 = 3;
+/// Pause between two tries.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Runtime of all clients.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(start_runtime);
@@ -287,20 +291,25 @@ fn kept_client(kubeconfig: &Path, changed_at: SystemTime) -> Option<Client> {
 async fn fetch_all(client: Client, requests: Vec<Request<Vec<u8>>>) -> Option<Vec<Value>> {
     let mut bodies = Vec::new();
     for request in requests {
-        bodies.push(timeout(REQUEST_TIMEOUT, fetch(&client, request)).await.ok()??);
+        bodies.push(fetch(&client, request).await?);
     }
     Some(bodies)
 }
 
 /// Body of the response to one request; `None` for an error.
 async fn fetch(client: &Client, request: Request<Vec<u8>>) -> Option<Value> {
-    // A kept connection may end with its API server in this moment. The second try opens another one.
-    for _ in 0..2 {
-        match client.request::<Value>(request.clone()).await {
-            Ok(body) => return Some(body),
-            Err(kube::Error::Api(_)) => return None,
-            Err(_) => {}
+    for _ in 0..TRIES {
+        match timeout(REQUEST_TIMEOUT, client.request::<Value>(request.clone())).await {
+            Ok(Ok(body)) => return Some(body),
+            Ok(Err(kube::Error::Api(status))) if !is_of_busy_server(status.code) => return None,
+            // A kept connection may also end with its API server in this moment. The next try opens another one.
+            Ok(Err(_)) | Err(_) => sleep(RETRY_PAUSE).await,
         }
     }
     None
+}
+
+/// Returns true for statuses that say nothing about the object: too many requests, or a failed server or etcd.
+fn is_of_busy_server(status: u16) -> bool {
+    status == 429 || status >= 500
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
@@ -192,6 +192,7 @@ impl FloodState {
                     let lost_ms = self.started.elapsed().as_millis();
                     let lost = json!({
                         "kind": name, "id": id, "kept": was_kept, "why": error,
+                        "lost_at": utc_time_of_day(SystemTime::now()),
                         "sent_ms": u64::try_from(sent_ms).unwrap_or(u64::MAX),
                         "lost_ms": u64::try_from(lost_ms).unwrap_or(u64::MAX),
                     });
@@ -250,6 +251,14 @@ impl FloodState {
             status => Err(format!("{status}: {}", response.body)),
         }
     }
+}
+
+/// Returns the time of day in UTC as `HH:MM:SS.mmm`, as in the logs of the components.
+fn utc_time_of_day(now: SystemTime) -> String {
+    let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = since_epoch.as_secs() % 86_400;
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{:03}", seconds % 60, since_epoch.subsec_millis())
 }
 
 /// Sends a request on a persistent connection; `None` if it was closed, and so no byte was accepted.
@@ -387,6 +396,12 @@ mod tests {
 
     use super::*;
     use crate::wait::wait_for;
+
+    #[test]
+    fn a_time_of_day_compares_with_those_of_logs() {
+        let time = UNIX_EPOCH + Duration::from_millis(86_400_000 * 3 + 47_106_007);
+        assert_eq!(utc_time_of_day(time), "13:05:06.007");
+    }
 
     #[test]
     fn a_kept_connection_that_was_closed_meanwhile_is_counted_as_stale() {

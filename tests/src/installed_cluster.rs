@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -15,6 +16,7 @@ use crate::test_cluster::{
     TestCluster, TestNamespace, find_condition, required_variable, xtask_output,
 };
 use crate::tls_client::TlsClients;
+use crate::wait::sleep;
 
 /// Namespace of Rouse's own components.
 pub const SYSTEM_NAMESPACE: &str = "knative-serving";
@@ -26,8 +28,11 @@ const NODES: [&str; 2] = ["node1", "node2"];
 /// `pkg/kubelet/cm/pod_container_manager_linux.go`).
 const POD_CGROUPS: [&str; 3] = ["kubepods", "kubepods/burstable", "kubepods/besteffort"];
 
-/// Arguments of `rouse install` on a cluster without a load balancer.
-const INSTALL_ARGS: [&str; 5] = ["install", "--apply", "--wait", "--gateway", "nodeport"];
+/// Arguments of `rouse install` on a cluster without a load balancer. On a busy machine rollouts take minutes.
+const INSTALL_ARGS: [&str; 7] =
+    ["install", "--apply", "--wait", "--timeout", "900", "--gateway", "nodeport"];
+/// Longest time for which an unready part of the cluster may become ready by itself.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The cluster, and pods to send requests from.
 #[derive(Clone, Debug)]
@@ -51,7 +56,7 @@ impl RouseCluster {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = shared.get_or_insert_with(Self::start);
         // A failed start is final for this run, because each attempt takes minutes.
-        if cluster.as_ref().is_ok_and(|it| !it.is_healthy()) {
+        if cluster.as_ref().is_ok_and(|it| !it.becomes_healthy()) {
             *cluster = Self::start();
         }
         cluster.clone().unwrap_or_else(|error| panic!("no cluster with Rouse on it: {error}"))
@@ -133,6 +138,19 @@ impl RouseCluster {
         &self.node_address
     }
 
+    /// Returns true once everything is ready; false after [`HEALTH_TIMEOUT`]. On a busy machine a probe may fail, and a
+    /// rollout may outlast the test that caused it; neither needs a repair.
+    fn becomes_healthy(&self) -> bool {
+        let started = Instant::now();
+        while !self.is_healthy() {
+            if started.elapsed() > HEALTH_TIMEOUT {
+                return false;
+            }
+            sleep(Duration::from_secs(1));
+        }
+        true
+    }
+
     /// Returns true if every component, both nodes and the clients are ready.
     fn is_healthy(&self) -> bool {
         let list = self.cluster.get(&["deployments,daemonsets", "--namespace", SYSTEM_NAMESPACE]);
@@ -196,9 +214,15 @@ impl RouseCluster {
     /// Existing pods of one of Rouse's components, by its label `app`.
     pub fn component_pods(&self, component: &str) -> Vec<Value> {
         let label = format!("app={component}");
-        let list =
-            self.cluster.get(&["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", &label]);
-        list["items"].as_array().cloned().unwrap_or_default()
+        let args = ["pods", "--namespace", SYSTEM_NAMESPACE, "--selector", &label];
+        let description = format!("a list of the pods of {component}");
+        self.cluster.wait(&description, || self.cluster.get(&args)["items"].as_array().cloned())
+    }
+
+    /// Returns the logs of all agents until now, or kubectl's error.
+    pub fn agent_logs(&self) -> Result<String, String> {
+        let args = ["logs", "--tail=-1", "--selector", "app=rouse-agent"];
+        self.cluster.kubectl(&[&args[..], &["--namespace", SYSTEM_NAMESPACE]].concat())
     }
 
     /// Returns the client on the node `node`.
@@ -230,8 +254,10 @@ impl RouseCluster {
     /// Applies one or more services in `namespace` and waits until each of them is Ready.
     pub fn apply_until_ready(&self, namespace: &str, yaml: &str) {
         self.apply(namespace, yaml).expect("admission accepts it");
-        let list = self.cluster.get(&["ksvc", "--namespace", namespace]);
-        for service in list["items"].as_array().into_iter().flatten() {
+        let list = self.cluster.wait("a list of the services", || {
+            self.cluster.get(&["ksvc", "--namespace", namespace])["items"].as_array().cloned()
+        });
+        for service in &list {
             let name = service["metadata"]["name"].as_str().unwrap_or_default();
             self.wait_ready(namespace, "ksvc", name);
         }
@@ -245,7 +271,7 @@ impl RouseCluster {
     /// Runs `kubectl delete --namespace NAMESPACE` with a manifest, and waits until its objects are gone.
     pub fn delete(&self, namespace: &str, yaml: &str) -> Result<(), String> {
         self.cluster
-            .kubectl_with_manifest(&["delete", "--namespace", namespace, "--timeout=90s"], yaml)
+            .kubectl_with_manifest(&["delete", "--namespace", namespace, "--timeout=300s"], yaml)
     }
 
     /// Waits until the object's newest generation is Ready.
@@ -272,7 +298,8 @@ impl RouseCluster {
 
     /// Existing pods of a service, with terminating ones.
     pub fn pods(&self, namespace: &str, service: &str) -> Vec<Value> {
-        self.find_pods(namespace, service).unwrap_or_default()
+        let description = format!("a list of the pods of {service}");
+        self.cluster.wait(&description, || self.find_pods(namespace, service))
     }
 
     /// Existing pods of a service; `None` without a response.

@@ -9,6 +9,7 @@ pub mod http_client;
 pub mod images;
 pub mod installed_cluster;
 pub mod knative_features;
+mod kubectl_errors;
 pub mod leftovers;
 pub mod load_process;
 pub mod mounted_app;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::fixtures::ports::unused_port;
 use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 
@@ -50,8 +51,7 @@ impl MultiProcessNode {
         record_test_node(&layout);
         let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{name}"));
         fs::create_dir_all(&folder).expect("a folder");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-        let gateway = listener.local_addr().expect("an address");
+        let gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
         let processes = Mutex::default();
         let original_cgroup = own_cgroup();
         Self { layout, processes, folder, gateway, original_cgroup, clock: None, _lock: lock }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -10,6 +10,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use common::fixtures::ports::unused_port;
 use local::cgroups::CgroupMounts;
 use local::{NodeLayout, net};
 use serde_json::Value;
@@ -81,7 +82,7 @@ impl RouseNode {
 
     /// Starts a node with these certificate files: the pair, and the folder of pairs.
     pub fn start_with_tls(test: &str, files: &TlsFiles) -> Self {
-        let tls_gateway = free_port();
+        let tls_gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
         let mut node = Self::start_with(test, |up_command, _| {
             up_command.arg("--tls-cert").arg(files.certificate());
             up_command.arg("--tls-key").arg(files.key());
@@ -100,7 +101,7 @@ impl RouseNode {
         fs::create_dir_all(&folder).expect("a folder");
         let layout = NodeLayout::new(&name).expect("a short name");
         record_test_node(&layout);
-        let gateway = free_port();
+        let gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
         let log = File::create(folder.join("log")).expect("a log");
         let mut up_command = Command::new(&program);
         up_command.args(["--node", &name, "up", "--images", &required_variable("ROUSE_IMAGES")]);
@@ -229,13 +230,15 @@ impl RouseNode {
         self.cluster_ip(service)
     }
 
-    /// ClusterIP of a service with its HTTP port, from the node's DNS.
+    /// ClusterIP of a service with its HTTP port, once the node's DNS knows it.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
-        let text = self.run_rouse(&["run", "--", "getent", "ahostsv4", &name]);
-        let ip: IpAddr =
-            text.split_whitespace().next().and_then(|ip| ip.parse().ok()).expect(&text);
-        SocketAddr::new(ip, 80)
+        wait_for(&format!("the address of {name}"), || {
+            let output = self.try_run(&["run", "--", "getent", "ahostsv4", &name]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let ip: IpAddr = text.split_whitespace().next()?.parse().ok()?;
+            Some(SocketAddr::new(ip, 80))
+        })
     }
 
     /// Waits until a service has no pod.
@@ -269,6 +272,16 @@ impl RouseNode {
         wait_for(&format!("service {service} to have {count} frozen pods and no other one"), || {
             select_all_frozen(&self.stored_pods(service))?;
             select_all_frozen(&self.pods(service))
+        })
+    }
+
+    /// Waits as [`wait_frozen`](Self::wait_frozen), without the command of users: pods that are frozen for seconds only
+    /// may be thawed before it has started.
+    pub fn wait_briefly_frozen(&self, service: &str, count: usize) -> BTreeSet<String> {
+        wait_for(&format!("service {service} to have {count} frozen pods for a moment"), || {
+            let pods = self.stored_pods(service);
+            let frozen = self.select_frozen(&pods);
+            (frozen.len() == count && pods.len() == count).then_some(frozen)
         })
     }
 
@@ -320,11 +333,6 @@ impl Drop for RouseNode {
 fn required_variable(name: &str) -> String {
     std::env::var(name)
         .unwrap_or_else(|_| panic!("{name} is not set: run `cargo xtask test --tier local`"))
-}
-
-fn free_port() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    listener.local_addr().expect("an address")
 }
 
 /// Directory of the cgroup v2 of this process.

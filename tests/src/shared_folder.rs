@@ -37,6 +37,16 @@ impl SharedFolder {
         let files = fs::read_dir(&self.0).expect("our own").flatten();
         files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
     }
+
+    /// Names of the files that have this line.
+    pub fn files_with_line(&self, wanted: &str) -> Vec<String> {
+        let files = fs::read_dir(&self.0).expect("our own").flatten();
+        let has_line = |file: &fs::DirEntry| {
+            let text = fs::read_to_string(file.path()).unwrap_or_default();
+            text.lines().any(|line| line == wanted)
+        };
+        files.filter(has_line).map(|file| file.file_name().to_string_lossy().into_owned()).collect()
+    }
 }
 
 impl Drop for SharedFolder {

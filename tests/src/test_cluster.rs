@@ -14,13 +14,16 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::api_client;
-use crate::wait::pause_after_check;
+use crate::kubectl_errors::{is_done_before, is_transport_error};
+use crate::wait::{pause_after_check, sleep};
 
 /// Name of the sample's image.
 pub const HELLO_IMAGE: &str = "dev.local/hello:v1";
 
 /// Timeout of every wait: after this time the expected state is not going to come.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Pause before a request is sent again after an error of transport.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A cluster to run tests on.
 #[derive(Clone, Debug)]
@@ -68,8 +71,13 @@ impl TestCluster {
         serde_json::from_str(&text).expect("the status is JSON")
     }
 
-    /// Runs `kubectl ARGS` on the host and returns its output.
+    /// Runs `kubectl ARGS` on the host and returns its output. Runs it again after an error of transport.
     pub fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        retry_transport_errors(args, || self.try_kubectl(args))
+    }
+
+    /// Runs `kubectl ARGS` once.
+    fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(args);
         run_for_output(&mut command)
@@ -83,7 +91,7 @@ impl TestCluster {
     fn get_by_kubectl(&self, args: &[&str]) -> Value {
         let mut get_args = vec!["get", "--output", "json"];
         get_args.extend(args);
-        let text = self.kubectl(&get_args).unwrap_or_default();
+        let text = self.try_kubectl(&get_args).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
 
@@ -92,8 +100,14 @@ impl TestCluster {
         self.kubectl_with_manifest(&["apply"], yaml)
     }
 
-    /// Runs `kubectl ARGS -f -` with a manifest; the first argument is apply, create or delete, for example.
+    /// Runs `kubectl ARGS -f -` with a manifest; the first argument is apply, create or delete, for example. Runs it
+    /// again after an error of transport, and never after a denial by admission.
     pub fn kubectl_with_manifest(&self, args: &[&str], yaml: &str) -> Result<(), String> {
+        retry_transport_errors(args, || self.try_kubectl_with_manifest(args, yaml))
+    }
+
+    /// Runs `kubectl ARGS -f -` once.
+    fn try_kubectl_with_manifest(&self, args: &[&str], yaml: &str) -> Result<(), String> {
         let mut command = Command::new(&self.kubectl);
         command.env_remove("KUBECONFIG").arg("--kubeconfig").arg(&self.kubeconfig).args(args);
         command.args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -171,7 +185,7 @@ impl TestCluster {
 
     /// Table of all pods with their nodes and states.
     fn pod_table(&self) -> String {
-        self.kubectl(&["get", "pods", "--all-namespaces", "--output", "wide"])
+        self.try_kubectl(&["get", "pods", "--all-namespaces", "--output", "wide"])
             .unwrap_or_else(|error| error)
     }
 
@@ -182,7 +196,7 @@ impl TestCluster {
         let selector_args =
             ["--selector", "app.kubernetes.io/part-of", "--prefix", "--tail", "100"];
         let logs = [&logs[..], &selector_args, &["--max-log-requests", "20"]].concat();
-        let texts = [&events[..], &logs].map(|args| self.kubectl(args).unwrap_or_else(|it| it));
+        let texts = [&events[..], &logs].map(|args| self.try_kubectl(args).unwrap_or_else(|it| it));
         [&[self.pod_table(), self.tracked_connects(namespace)], &texts[..]].concat().join("\n")
     }
 
@@ -296,6 +310,28 @@ pub fn resolve(server: SocketAddr, name: &str, kind: u8) -> std::io::Result<Vec<
         rest = &rest[offset + 2 + usize::from(size)..];
     }
     Ok(addresses)
+}
+
+/// Calls `send`, which runs a client of the API server with `args`, again after each error of transport, at most for
+/// [`WAIT_TIMEOUT`]. Other errors are returned at once.
+#[allow(clippy::print_stderr, reason = "a test's own output is where its reader looks")]
+pub fn retry_transport_errors<T: Default>(
+    args: &[&str],
+    mut send: impl FnMut() -> Result<T, String>,
+) -> Result<T, String> {
+    let started = Instant::now();
+    let mut has_failed = false;
+    loop {
+        match send() {
+            Err(error) if is_transport_error(&error) && started.elapsed() < WAIT_TIMEOUT => {
+                eprintln!("{args:?}: sent again after: {error}");
+                has_failed = true;
+                sleep(RETRY_PAUSE);
+            }
+            Err(error) if has_failed && is_done_before(args, &error) => return Ok(T::default()),
+            result => return result,
+        }
+    }
 }
 
 /// Runs `xtask cluster --name NAME ARGS`, for a cluster of any name.

@@ -229,7 +229,8 @@ pub fn find_leftovers(name: &str) -> Vec<String> {
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
         let cgroup = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
         let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        if status.contains("State:\tZ") {
+        // A process that has ended since its cgroup was read has no status.
+        if status.is_empty() || status.contains("State:\tZ") {
             continue;
         }
         if cgroup.contains(&format!("rouse-{name}")) {

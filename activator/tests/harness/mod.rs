@@ -13,6 +13,7 @@ use std::{
 };
 
 use activator::{ActivatorConfig, ActivatorInstance, entrypoint::Entrypoint};
+pub use common::fixtures::ports::unused_port;
 use common::{
     fixtures,
     link::RouteBatch,
@@ -29,7 +30,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 /// Timeout of a test's waits. It is long enough for any of them, and only a failing test uses it up.
-pub const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// Activator with one service `default/hello`, served by Revision `default/hello-1`.
 pub struct ActivatorFixture {
@@ -54,10 +55,6 @@ pub fn revision() -> NamespacedName {
 
 pub fn service() -> NamespacedName {
     NamespacedName::new("default", "hello")
-}
-
-pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn bind_gateway() -> (TcpListener, SocketAddr) {
@@ -89,7 +86,7 @@ impl ActivatorFixture {
         let (listener, outside_tls) = bind_gateway();
         let server = Arc::clone(&activator.server);
         tokio::spawn(server.run_tls_listener(listener, Entrypoint::External, shutdown.clone()));
-        let port = free_port();
+        let port = unused_port();
         let table = RouteTable::default();
         let mut fixture =
             Self { activator, table, port, outside, inside, outside_tls, shutdown, registry };

@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     harness::{
-        ActivatorFixture, FakeHttp1Pod, GET, OK, free_port, hello_revision, hello_service, pod,
-        read_rest, revision, service, start_pod,
+        ActivatorFixture, FakeHttp1Pod, GET, OK, hello_revision, hello_service, pod, read_rest,
+        revision, service, start_pod, unused_port,
     },
     running_activator::RunningActivatorFixture,
 };
@@ -172,13 +172,13 @@ async fn requests_wait_again_once_the_report_is_withdrawn_or_the_pod_drains() {
 
 #[tokio::test]
 async fn an_agent_reports_ready_pods_at_the_port_for_other_activators() {
-    let peer_port = NonZeroU16::new(free_port()).unwrap();
+    let peer_port = NonZeroU16::new(unused_port()).unwrap();
     let mut running = RunningActivatorFixture::start("agent-reports", |config| {
         config.peer_port = Some(peer_port);
     })
     .await;
     let server = start_pod(OK, Duration::ZERO).await;
-    let port = free_port();
+    let port = unused_port();
     let entry = awaiting_pod(server.address);
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));
     running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello_service(port)));

@@ -632,7 +632,7 @@ async fn other_service(fixture: &mut ActivatorFixture) -> &'static str {
         harness::pod("q", start_pod(OK, Duration::ZERO).await.address, RoutingPhase::Ready);
     pod.revision = name.clone();
     fixture.apply_change(|table| {
-        let mut service = harness::hello_service(harness::free_port());
+        let mut service = harness::hello_service(harness::unused_port());
         service.name = NamespacedName::new("default", "other");
         service.hosts = vec![HOST.to_owned()];
         service.targets = vec![RouteTarget { revision: name.clone(), percent: 100 }];

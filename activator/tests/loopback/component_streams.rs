@@ -8,8 +8,8 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use crate::{
     harness::{
-        GET, OK, free_port, hello_revision, hello_service, pod, read_rest, revision, service,
-        start_pod,
+        GET, OK, hello_revision, hello_service, pod, read_rest, revision, service, start_pod,
+        unused_port,
     },
     running_activator::{RunningActivatorFixture, next_item},
 };
@@ -21,7 +21,7 @@ fn usage(item: UsageItem) -> Option<UsageSample> {
 #[tokio::test]
 async fn a_waiting_request_is_reported_and_dispatched_to_the_pod_of_the_table() {
     let mut running = RunningActivatorFixture::start("links", |_| {}).await;
-    let port = free_port();
+    let port = unused_port();
     let mut direct = hello_service(port);
     direct.connection_path = ConnectionPath::Direct;
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));

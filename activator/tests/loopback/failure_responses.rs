@@ -78,7 +78,7 @@ fn fill_queue(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
 
 fn add_refusing_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
-        let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let gone = SocketAddr::from(([127, 0, 0, 1], harness::unused_port()));
         fixture.add_ready_pod("gone", gone);
     })
 }

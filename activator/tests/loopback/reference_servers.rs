@@ -4,7 +4,7 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    harness::{ActivatorFixture, LONG, revision},
+    harness::{ActivatorFixture, LONG, revision, unused_port},
     inputs::{
         self, ComparedResponse, Http1RequestCase, Http2RequestCase, RequestBodyCase,
         encode_as_http1, encode_head, http1_cases, http2_cases, is_refused, parse_response,
@@ -64,7 +64,7 @@ fn go() -> Command {
 
 /// Returns the command that starts nginx. The response body names the request as that of the other servers does.
 fn nginx(folder: &Path) -> Command {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap();
+    let free = SocketAddr::from(([127, 0, 0, 1], unused_port()));
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let temporary = temporary.map(|it| format!("{it}_temp_path {};\n", folder.display())).concat();
     let serve = "return 200 \"$request_method $request_uri $content_length\\n\";";

@@ -20,8 +20,8 @@ use tokio::{
 use crate::{
     h2c::{self, FakeHttp2Pod},
     harness::{
-        ActivatorFixture, GET, LONG, OK, free_port, read_rest, service, start_pod, start_pod_with,
-        wait_until,
+        ActivatorFixture, GET, LONG, OK, read_rest, service, start_pod, start_pod_with,
+        unused_port, wait_until,
     },
     tcp::{assert_served, assert_served_again, ended, greet_and_echo},
 };
@@ -40,7 +40,7 @@ impl ScaledServiceFixture {
             let revision = fixtures::revision(&service(), "hello");
             table.revisions.insert(service(), RevisionEntry { timeout: LONG, ..revision });
             for &(port, protocol) in ports {
-                let activator_port = free_port().try_into().unwrap();
+                let activator_port = unused_port().try_into().unwrap();
                 let entry = fixtures::scaled_port(&service(), port, protocol);
                 let entry = ServiceEntry { activator_port, ..entry };
                 table.services.insert(entry.name.clone(), entry);

@@ -15,8 +15,8 @@ use tokio::{
 use crate::{
     h2c::{self, Http2TestClient},
     harness::{
-        GET, LONG, OK, free_port, hello_revision, hello_service, pod, read_head, read_rest,
-        revision, service, start_pod, wait_until,
+        FakeHttp1Pod, GET, LONG, OK, hello_revision, hello_service, pod, read_head, read_rest,
+        revision, service, start_pod, unused_port, wait_until,
     },
     running_activator::{self, RunningActivatorFixture},
 };
@@ -32,20 +32,21 @@ fn own_entry() -> (RouteKey, RouteChange) {
     (RouteKey::Activator(activator.name.clone()), RouteChange::Activator(activator))
 }
 
-/// Creates an activator with a service whose pod responds after `pause`.
+/// Creates an activator with a service whose pod responds after `pause`. Returns the ports of the service and of the
+/// activator's pages, and the pod.
 async fn start_lingering(
     name: &str,
     linger_ms: u64,
     pause: Duration,
-) -> (RunningActivatorFixture, u16, u16) {
-    let admin = free_port();
+) -> (RunningActivatorFixture, [u16; 2], FakeHttp1Pod) {
+    let admin = unused_port();
     let mut running = RunningActivatorFixture::start(name, |config| {
         config.admin = SocketAddr::from(([127, 0, 0, 1], admin));
         (config.linger_ms, config.drain_ms) = (Some(linger_ms), Some(20_000));
         config.settle_ms = 10;
     })
     .await;
-    let (port, server) = (free_port(), start_pod(OK, pause).await);
+    let (port, server) = (unused_port(), start_pod(OK, pause).await);
     let (key, change) = own_entry();
     running.routes.set(key, change);
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(hello_revision()));
@@ -53,12 +54,13 @@ async fn start_lingering(
     let ready = pod("p", server.address, RoutingPhase::Ready);
     running.routes.set(RouteKey::Pod("p".to_owned()), RouteChange::Pod(ready.into()));
     running.wait_in_force().await;
-    (running, port, admin)
+    (running, [port, admin], server)
 }
 
 #[tokio::test]
 async fn it_serves_until_the_table_names_it_no_more() {
-    let (mut running, port, admin) = start_lingering("stopping", 600_000, Duration::ZERO).await;
+    let (mut running, [port, admin], _pod) =
+        start_lingering("stopping", 600_000, Duration::ZERO).await;
     let ready = "GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
     // Waits until the stream to the autoscaler is open, too.
     while !ask(admin, ready).await.starts_with("HTTP/1.1 200 ") {
@@ -105,12 +107,12 @@ async fn it_serves_until_the_table_names_it_no_more() {
 
 #[tokio::test]
 async fn it_stops_after_the_linger_time_and_drains_requests() {
-    let (running, port, _) = start_lingering("late", 50, Duration::from_millis(500)).await;
+    let (running, [port, _], pod) = start_lingering("late", 50, Duration::from_millis(500)).await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     asked.write_all(GET.as_bytes()).await.unwrap();
     let call = Http2TestClient::connect(port).await;
     let second = tokio::spawn(call.send_request(h2c::get("/"), &[]));
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    wait_until(|| pod.requests() == 2).await;
     running.stop.cancel();
     assert!(read_rest(&mut asked).await.ends_with("hello"));
     assert_eq!(second.await.unwrap().unwrap().body, "hello");
@@ -119,7 +121,7 @@ async fn it_stops_after_the_linger_time_and_drains_requests() {
 
 #[tokio::test]
 async fn a_request_that_waits_still_gets_its_pod() {
-    let (mut running, port, _) = start_lingering("waits", 10, Duration::ZERO).await;
+    let (mut running, [port, _], _pod) = start_lingering("waits", 10, Duration::ZERO).await;
     running.routes.remove(&RouteKey::Pod("p".to_owned()));
     running.wait_in_force().await;
     let mut asked = TcpStream::connect(("127.0.0.1", port)).await.unwrap();

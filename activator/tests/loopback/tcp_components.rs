@@ -14,8 +14,8 @@ use tokio::{
 
 use crate::{
     harness::{
-        LONG, free_port, hello_revision, hello_service, pod, read_rest, read_until, revision,
-        service, start_pod_with,
+        LONG, hello_revision, hello_service, pod, read_rest, read_until, revision, service,
+        start_pod_with, unused_port,
     },
     running_activator::{RunningActivatorFixture, next_item},
     tcp::{assert_served, greet_and_echo},
@@ -27,7 +27,7 @@ async fn start_tcp_service(
     change: impl FnOnce(&mut ActivatorConfig),
 ) -> (RunningActivatorFixture, u16) {
     let mut running = RunningActivatorFixture::start(name, change).await;
-    let (port, entry) = (free_port(), hello_revision());
+    let (port, entry) = (unused_port(), hello_revision());
     let entry = RevisionEntry { protocol: AppProtocol::Tcp, ..entry };
     running.routes.set(RouteKey::Revision(revision()), RouteChange::Revision(entry));
     running.routes.set(RouteKey::Service(service()), RouteChange::Service(hello_service(port)));

@@ -92,7 +92,7 @@ impl FakeWatchServer {
     /// Closes the listener and all connections.
     pub(super) fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(Duration::from_secs(10));
+            runtime.shutdown_timeout(Duration::from_secs(60));
         }
     }
 

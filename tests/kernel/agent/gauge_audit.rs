@@ -30,6 +30,15 @@ fn read_gauges(fixture: &AgentFixture) -> PodGauges {
     KernelMaps::open(&pins).and_then(|maps| maps.gauges()).expect("pinned maps")
 }
 
+/// Waits until the gauges of the only pod have these values.
+fn wait_values(fixture: &AgentFixture, gauges: &PodGauges, expected: GaugeValues) {
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while gauges.values(fixture.slot()) != expected {
+        assert!(Instant::now() < deadline, "{:?}", gauges.values(fixture.slot()));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Connects from the node's network namespace.
 fn connect(name: &str) -> TcpStream {
     let node = NetworkNamespace::open(format!("/run/netns/{name}-n")).expect("it exists");
@@ -103,7 +112,7 @@ fn drift_of_a_gauge_is_corrected_and_reported() {
     let gauges = read_gauges(&fixture);
     // A TLS handshake is no request yet.
     let correct: GaugeValues = [4, 1, 2, 1];
-    assert_eq!(gauges.values(fixture.slot()), correct);
+    wait_values(&fixture, &gauges, correct);
     let drift = fixture.corrected_drift();
     gauges.add(fixture.slot(), [4, -2, 1, -3]);
     for ((gauge, before), by) in GAUGES.into_iter().zip(drift).zip([4, 2, 1, 3]) {
@@ -112,11 +121,7 @@ fn drift_of_a_gauge_is_corrected_and_reported() {
     assert_eq!(gauges.values(fixture.slot()), correct);
     // The correction loses no connection, and counts none twice.
     drop((busy_connection, idle_connection, new_connection, tls_connection));
-    let deadline = Instant::now() + WAIT_TIMEOUT;
-    while gauges.values(fixture.slot()) != [1, 1, 0, 0] {
-        assert!(Instant::now() < deadline, "{:?}", gauges.values(fixture.slot()));
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_values(&fixture, &gauges, [1, 1, 0, 0]);
     assert_eq!(fixture.corrected_drift()[0], drift[0] + 4, "once");
 }
 

@@ -56,11 +56,12 @@ fn growth_beyond_the_last_report_is_reported_by_events() {
     assert!((REQUESTS * 9 / 10..=REQUESTS).contains(&events), "{events} events");
     // As many at once: there are no more events than requests, and the reports have all of them.
     assert!(wait_armed(&fixture), "no event is armed beyond {REQUESTS} in flight");
-    let before = fixture.event_count();
+    let before_all = fixture.event_count();
     open.extend((0..REQUESTS).map(|_| fixture.send_unanswered_request()));
     fixture.wait_usage("all of them", |usage| usage.totals.in_flight() == 2 * REQUESTS);
-    let events = fixture.event_count() - before;
-    assert!((1..=REQUESTS).contains(&events), "{events} events");
+    // The agent may count the last event of the first part late.
+    let now = fixture.event_count();
+    assert!(now > before_all && now - before <= 2 * REQUESTS, "{before}, {before_all}, {now}");
     drop(open);
 }
 

@@ -53,7 +53,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         Ok(stream)
     });
     fixture.wait_usage("it has begun", |usage| usage.totals.started == 1);
-    let hook_response = fixture.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
+    let hook_response = fixture.pod_server_page("p");
     assert!(hook_response.starts_with("HTTP/1.1 403"), "not from the kubelet: {hook_response}");
     let node_netns = format!("{}-n", fixture.name);
     thread::scope(|scope| {
@@ -81,7 +81,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
 
 #[test]
 fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
-    let mut fixture = http_server::shared_server_fixture(Duration::from_secs(60));
+    let mut fixture = http_server::shared_server_fixture(REQUEST_TIMEOUT);
     fixture.wait_pod("ready", |pod| pod.ready);
     let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
     let tunnel = node.run_inside("open a tunnel", || {
@@ -123,9 +123,7 @@ fn without_an_agent_the_prestop_hook_is_refused_at_once_and_a_new_agent_answers_
     fixture.start_agent();
     fixture.wait_pod("ready again", |pod| pod.ready);
     // The RouteTable does not mark it as draining: the agent waits a little, then responds.
-    assert!(
-        fixture.get_page("n", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH).starts_with("HTTP/1.1 200")
-    );
+    assert!(fixture.pod_server_page("n").starts_with("HTTP/1.1 200"));
 }
 
 #[test]
@@ -217,13 +215,15 @@ fn without_activators_a_pod_of_another_node_is_probed_before_a_client_connects()
     let mut fixture = AgentFixture::new("alone");
     fixture.add_direct_service();
     fixture.set_pod_on_node("n2", RoutingPhase::Ready);
-    // Long before the agent knows the pod, whose probes end after ten seconds.
+    // Before the agent knows the pod, whose probes end after ten seconds.
     fixture.start_pod();
     fixture.send_to_pod("listen");
+    while fixture.request_fails() {}
+    let accepted = accepted_connections(&fixture);
     fixture.start_agent();
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     while used_pod_count(&pins) != Some(1) {
         thread::sleep(Duration::from_millis(10));
     }
-    assert!(accepted_connections(&fixture) > 0, "used without a probe");
+    assert!(accepted_connections(&fixture) > accepted, "used without a probe");
 }

@@ -54,6 +54,8 @@ impl AgentFixture {
             thread::sleep(Duration::from_millis(10));
         }
         self.pods.clear();
+        // Reports about the pod that is gone.
+        self.reports.try_iter().for_each(drop);
         self.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
         self.start_server();
     }

@@ -107,14 +107,9 @@ fn the_pod_server_of_a_foreign_pod_opens_once_the_pod_is_ready() {
     fixture.set_foreign_pod(vec![database_port(8080)]);
     fixture.start_pod();
     fixture.wait_pod("found", |pod| pod.address.is_some());
-    let page =
-        |fixture: &AgentFixture| fixture.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
-    assert_eq!(page(&fixture), "", "its own process may want the port");
+    let page = fixture.get_page("p", POD_SERVER_ADDRESS, WAIT_FOR_DRAIN_PATH);
+    assert_eq!(page, "", "its own process may want the port");
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);
-    let deadline = Instant::now() + WAIT_TIMEOUT;
-    while page(&fixture).is_empty() {
-        assert!(Instant::now() < deadline, "the pod server never opens");
-        thread::sleep(Duration::from_millis(1));
-    }
+    fixture.pod_server_page("p");
 }

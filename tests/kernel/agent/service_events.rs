@@ -6,6 +6,8 @@ use super::{fake_watch_server::FakeWatchServer, *};
 
 /// Number of endpoints for which the map of backends has no room, as Services of the cluster may fill three quarters.
 const TOO_MANY_ENDPOINTS: u32 = abi::BACKENDS_MAX;
+/// Time after which a reason that comes again has another Event.
+const REPEAT_PERIOD: Duration = Duration::from_secs(60);
 
 fn labelled_service(name: &str, cluster_ip: &str) -> Value {
     json!({
@@ -73,6 +75,7 @@ fn a_service_that_a_node_does_not_serve_has_one_event_with_the_reason() {
     server.set(endpoint_slice("second", 1));
     fixture.set_pod(RoutingPhase::Ready, ProbeHandler::Listen);
     fixture.add_direct_service();
+    let began = Instant::now();
     fixture.start_agent_with_services("labelled");
 
     let (event, count) = wait_event(&server, "KernelMapFull", "large");
@@ -100,5 +103,7 @@ fn a_service_that_a_node_does_not_serve_has_one_event_with_the_reason() {
     // Events are written in order: one on the Service `large` would come before this one.
     server.set(labelled_service("third", "10.96.0.7"));
     wait_event(&server, "ClusterIPTaken", "third");
-    assert_eq!(wait_event(&server, "KernelMapFull", "large").1, 1);
+    let count = wait_event(&server, "KernelMapFull", "large").1;
+    // On a busy machine all this may take longer.
+    assert!(count == 1 || began.elapsed() >= REPEAT_PERIOD, "{count} Events");
 }

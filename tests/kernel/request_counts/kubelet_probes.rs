@@ -7,7 +7,7 @@ impl CountFixture {
     #[track_caller]
     fn assert_counted(&mut self, served: u64, counted: u64) {
         assert_eq!(self.server.request_count(), served);
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + WAIT_TIMEOUT;
         let state = |fixture: &Self| fixture.kernel.maps.pod_state(fixture.slot());
         while (state(self).connections != 0 || state(self).in_flight != 0) && Instant::now() < until
         {
@@ -99,7 +99,7 @@ fn the_kubelets_probes_of_a_deferred_listener_are_no_requests() {
         }
     }
     let slot = u32::from(pod.number);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while fixture.maps.pod_state(slot).connections != 0 && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }

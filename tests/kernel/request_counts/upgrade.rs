@@ -5,6 +5,18 @@ use agent::kernel::pod_registration::PodRegistration;
 use super::*;
 use crate::fixture::registration;
 
+/// Waits until the row `slot` is as expected: threads of the server may end a connection late.
+#[track_caller]
+fn wait_row(fixture: &CountFixture, slot: u32, is_expected: impl Fn(&abi::PodState) -> bool) {
+    let until = Instant::now() + WAIT_TIMEOUT;
+    let mut state = fixture.kernel.maps.pod_state(slot);
+    while !is_expected(&state) {
+        assert!(Instant::now() < until, "{state:?}");
+        thread::sleep(Duration::from_millis(10));
+        state = fixture.kernel.maps.pod_state(slot);
+    }
+}
+
 /// Programs with another version number act as a new ABI: old and new ones share only the sockets that they see.
 #[test]
 fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
@@ -41,26 +53,23 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
         .for_each(|it| fixture.send_and_read(it, &get_request("/length/5"), "xxxxx"));
     let mut fresh: Vec<_> = (0..8).map(|_| fixture.connect()).collect();
     fresh.iter_mut().for_each(|it| fixture.send_and_read(it, &get_request("/length/5"), "xxxxx"));
-    fixture.server.settled_request_count();
+    fixture.settled_request_count(slot);
     assert!(!fixture.kernel.maps.fold_previous(true), "a request is in flight there");
-    let state = fixture.kernel.maps.pod_state(slot);
-    assert_eq!(state.in_flight, 1, "the waiting request: {state:?}");
+    wait_row(&fixture, slot, |it| it.in_flight == 1);
     fixture.server.open_gate();
     read_until(&mut waiting_connection, "wait");
     drop((connections, fresh, waiting_connection));
-    let served = fixture.server.settled_request_count();
+    let served = fixture.settled_request_count(slot);
     assert!(served > 16_000, "{served}");
+    wait_row(&fixture, slot, |it| it.in_flight == 0);
     let totals = |fixture: &CountFixture| {
         let totals = fixture.kernel.maps.totals(slot);
         (totals.started, totals.finished)
     };
     assert_eq!(totals(&fixture), (served, served));
-    let state = fixture.kernel.maps.pod_state(slot);
-    assert_eq!(
-        (state.in_flight, state.connections, state.awaiting_first_request),
-        (0, 0, 0),
-        "{state:?}"
-    );
+    wait_row(&fixture, slot, |it| {
+        (it.in_flight, it.connections, it.awaiting_first_request) == (0, 0, 0)
+    });
 
     assert!(fixture.kernel.maps.fold_previous(true), "everything there has closed");
     assert_eq!(totals(&fixture), (served, served), "taken over");
@@ -69,7 +78,7 @@ fn an_upgrade_to_another_abi_loses_no_connection_and_no_count() {
     let mut stream = fixture.connect();
     fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
     drop(stream);
-    fixture.server.settled_request_count();
+    fixture.settled_request_count(slot);
     assert_eq!(totals(&fixture), (served + 1, served + 1));
     fixture.kernel.programs = Some(programs);
 }

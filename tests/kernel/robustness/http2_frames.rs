@@ -9,7 +9,7 @@ use std::{
     process::{Child, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -62,6 +62,18 @@ impl Drop for HyperServer {
     }
 }
 
+/// Receives packets until `count` requests have ended, or until a timeout.
+fn receive_until_ended(
+    fixture: &RobustnessFixture,
+    client: &mut UserspaceTcpClient<'_>,
+    count: u64,
+) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while fixture.totals().1 < count && Instant::now() < until {
+        client.receive_until_quiet(Duration::from_millis(20));
+    }
+}
+
 /// More segments arrive early than the eBPF programs can buffer, so they lose the client's frames. The server's
 /// responses reveal the requests in them, and the next frame is read again.
 #[test]
@@ -79,7 +91,7 @@ fn lost_http2_frames_are_found_again_by_responses_and_later_frames() {
         client.send_data(sent, &piece);
         sent += piece.len();
     }
-    client.receive_until_quiet(Duration::from_millis(100));
+    receive_until_ended(&fixture, &mut client, 1);
     assert_eq!((fixture.totals(), fixture.pod_state().desynced_connections), ((1, 1), 0));
 
     // One segment is late, and more follow it than can be buffered.
@@ -93,11 +105,7 @@ fn lost_http2_frames_are_found_again_by_responses_and_later_frames() {
     }
     client.send_data(late_offset, &frames[0]);
     let count = u64::from(EARLY) + 2;
-    for _ in 0..500 {
-        if fixture.totals().1 < count {
-            client.receive_until_quiet(Duration::from_millis(20));
-        }
-    }
+    receive_until_ended(&fixture, &mut client, count);
     let state = fixture.pod_state();
     assert_eq!((fixture.totals(), state.in_flight), ((count, count), 0));
     assert!(state.desynced_connections > 0, "nothing was lost: {state:?}");

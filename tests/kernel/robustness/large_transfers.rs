@@ -175,19 +175,18 @@ fn transfer_largest_packets(is_last: bool) -> ([u64; 2], bool) {
 
 /// On two processors a packet may overtake another one just before the programs, where TCP does not notice it. Packets
 /// of this size are too large to be buffered until then, so a boundary may be lost; but not in each of three attempts.
+/// Nor is the sender of each attempt held up so often that its packets are small.
 #[test]
 fn packets_of_half_a_megabyte_are_read_to_their_ends() {
     const ATTEMPTS: u32 = 3;
     for attempt in 1..=ATTEMPTS {
         let ([upload_size, download_size], is_in_order) =
             transfer_largest_packets(attempt == ATTEMPTS);
-        assert!(
-            upload_size > 66_000 && download_size > 66_000,
-            "mean packets: {upload_size}, {download_size}"
-        );
-        if is_in_order {
+        let are_large = upload_size > 66_000 && download_size > 66_000;
+        if is_in_order && are_large {
             break;
         }
+        assert!(are_large || attempt < ATTEMPTS, "mean packets: {upload_size}, {download_size}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     net::{SocketAddr, TcpStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use datapath::abi;
@@ -125,12 +125,16 @@ fn a_multipath_connection_of_several_subflows_is_one_and_estimated() {
     run_ip(&["-n", client, "mptcp", "endpoint", "add", &second, "dev", "eth0", "subflow"]);
     let _server = start_mptcp_server(&fixture);
     let mut stream = fixture.connect_mptcp();
-    for _ in 0..5 {
+    // On a busy machine the kernel's worker opens the second subflow late.
+    let (mut rounds, until) = (0, Instant::now() + Duration::from_secs(60));
+    let is_unsplit = || fixture.pod_state().desynced_connections == 0;
+    while rounds < 5 || (is_unsplit() && Instant::now() < until) {
+        rounds += 1;
         send_requests(&mut stream);
         let state = fixture.pod_state();
         assert!(state.connections == 1 && state.in_flight <= 1, "{state:?}");
     }
-    assert!(fixture.pod_state().desynced_connections >= 1);
+    assert!(fixture.pod_state().desynced_connections >= 1, "{rounds} rounds");
     drop(stream);
     fixture.wait("closed", |it| it.pod_state().connections == 0);
     let ((started, finished), state) = (fixture.totals(), fixture.pod_state());

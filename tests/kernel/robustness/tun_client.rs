@@ -21,7 +21,7 @@ use crate::{
 const POD: [u8; 4] = [10, 98, 0, 1];
 const CLIENT: [u8; 4] = [10, 98, 0, 2];
 /// Timeout of every response.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 const DEVICE: &str = "tun0";
 
 pub(super) const FIN: u8 = 1;

@@ -212,7 +212,7 @@ impl ClientCase {
 
     pub(super) fn wrk(held: u64) -> Self {
         let call =
-            |path: &str| ClientCall::endless(&format!("wrk -t1 -c{held} -d60 {{url}}/{path}"));
+            |path: &str| ClientCall::endless(&format!("wrk -t1 -c{held} -d3600 {{url}}/{path}"));
         Self {
             client: "wrk",
             protocol: "HTTP/1.1 kept",
@@ -327,7 +327,8 @@ impl ClientCase {
     /// Calls of each gRPC kind, one after the other on connections of their own.
     pub(super) fn grpcurl(program: &str) -> Self {
         let call = |method: &str, text: &str| {
-            let options = "-plaintext -import-path {servers} -proto echo.proto -d";
+            let options =
+                "-plaintext -connect-timeout 120 -import-path {servers} -proto echo.proto -d";
             ClientCall::new(&format!("{program} {options}"), 1)
                 .arg(text)
                 .arg("{address}")

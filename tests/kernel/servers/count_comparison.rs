@@ -52,12 +52,16 @@ impl ServerFixture {
         let before = self.read_counts();
         let check = self.hold_requests(case, before);
         for (number, call) in case.load_calls.iter().enumerate() {
+            let begun = self.server_count().begun;
             let child = self.start_client((number, call));
+            if call.is_endless {
+                poll_until(|| self.server_count().begun > begun);
+            }
             self.finish_client(child, number, call);
         }
         let sent: Option<u64> =
             case.held_calls.iter().chain(&case.load_calls).map(|call| call.request_count).sum();
-        self.wait_settled(|now| Some(now.since(before.server).begun) == sent);
+        self.wait_settled(before, sent);
         let after = self.read_counts();
         let row = ServerRow {
             server: self.server,
@@ -162,11 +166,13 @@ impl ServerFixture {
         self.spawn(&mut self.netns_command(&self.client, &args), &format!("call{number}"))
     }
 
-    /// Waits for a client, after closing its input, for which clients with WebSockets wait.
+    /// Waits for a client, after closing its input, for which clients with WebSockets wait. An endless client has sent
+    /// requests.
     fn finish_client(&mut self, mut child: Child, number: usize, call: &ClientCall) {
         drop(child.stdin.take());
         if call.is_endless {
             thread::sleep(LOAD_TIME);
+            poll_until(|| catches_interrupts(child.id()));
             signal::kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
         }
         let mut status: Option<ExitStatus> = None;
@@ -186,26 +192,36 @@ impl ServerFixture {
         }
     }
 
-    /// Waits until no request is open and the server's count is final: at once if all have arrived, else after a
-    /// quiet time.
-    fn wait_settled(&self, is_all: impl Fn(RequestCount) -> bool) {
+    /// Waits until no request is open and the server's count is final: at once if all `sent` requests have arrived, else
+    /// after a quiet time. Until a timeout it also waits for equal counts, as a server on a busy machine may be quiet
+    /// for long before it reads what clients have left.
+    fn wait_settled(&self, before: ComparedCounts, sent: Option<u64>) {
         poll_until(|| {
             self.in_flight() == 0
                 && self.server_count().open() == 0
                 && self.connection_difference() == 0
         });
-        if is_all(self.server_count()) {
+        let server_count = || self.server_count().since(before.server);
+        if Some(server_count().begun) == sent {
             return;
         }
-        let (mut last, mut since) = (self.server_count(), Instant::now());
-        while since.elapsed() < QUIET_TIME {
-            thread::sleep(Duration::from_millis(20));
-            let now = self.server_count();
+        let (mut last, mut since) = (server_count(), Instant::now());
+        poll_until(|| {
+            let now = server_count();
             if now != last {
                 (last, since) = (now, Instant::now());
             }
-        }
+            since.elapsed() >= QUIET_TIME && now == self.kernel_count().since(before.kernel)
+        });
     }
+}
+
+/// Returns true if a process has a handler for SIGINT. Before its client has one, the signal would kill it.
+fn catches_interrupts(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (Signal::SIGINT as u32 - 1)) != 0)
 }
 
 /// Waits until `is_done` is true for a while: a server that updates its log and its status at different times shows

@@ -33,7 +33,7 @@ const ROLE: &str = "ROUSE_TEST_ASKER";
 /// Prefix of a result that is no response but a reason.
 const FAILURE_PREFIX: &str = "failed: ";
 /// Timeout of a response.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A request in words, and its response in words.
 type DescribedResponse = (String, String);
@@ -49,7 +49,7 @@ fn send_raw(
     let file = fixture.path("input");
     fs::write(&file, [encode_head(input), vec![b'x'; input.3]].concat()).unwrap();
     let (port, file) = (port.to_string(), file.display().to_string());
-    let args = ["timeout", "20", "bash", "-c", SEND_FILE_SCRIPT, "bash", ip, &port, &file];
+    let args = ["timeout", "120", "bash", "-c", SEND_FILE_SCRIPT, "bash", ip, &port, &file];
     let output = fixture.netns_command(&fixture.client, &args).output().unwrap();
     parse_response(&output.stdout)
 }

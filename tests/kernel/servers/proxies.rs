@@ -36,7 +36,7 @@ pub(super) fn nginx(fixture: &ServerFixture, listen: &str) -> ServerRecipe {
               proxy_pass http://app; proxy_http_version 1.1; proxy_read_timeout 1h;
               proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $connection_upgrade;
             }}
-            location /servers.Echo/ {{ grpc_pass grpc://127.0.0.1:{grpc}; }}
+            location /servers.Echo/ {{ grpc_pass grpc://127.0.0.1:{grpc}; grpc_read_timeout 1h; }}
           }}
           server {{ listen unix:{path}/status; access_log off; location / {{ stub_status; }} }}
         }}"
@@ -69,7 +69,7 @@ defaults
   log global
   option httplog
   option dontlognull
-  timeout connect 5s
+  timeout connect 120s
   timeout client 1h
   timeout server 1h
   timeout tunnel 1h

@@ -17,8 +17,8 @@ use crate::fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in
 
 /// Directory of the programs in other languages.
 pub(super) const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
-/// Timeout of every wait.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of every wait. On a busy machine the start of a Java program alone takes half a minute.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 /// Request bodies: name of the file, first bytes, and number of further bytes.
 const REQUEST_BODIES: [(&str, &[u8], usize); 6] = [
     ("50k", b"", 50_000),

@@ -29,6 +29,20 @@ fn wait_only_frozen(node: &MultiProcessNode) -> BTreeSet<String> {
     })
 }
 
+/// Kills the agent while the pod is frozen.
+fn kill_agent_of_frozen(node: &MultiProcessNode, frozen: &BTreeSet<String>) {
+    wait_for("the agent to be killed while the pod is frozen", || {
+        assert_eq!(wait_only_frozen(node), *frozen);
+        node.kill("agent");
+        let is_frozen = frozen_pods(&node.layout) == *frozen;
+        // The agent has thawed the pod in the moment before: it follows a late order, or its last check came late.
+        if !is_frozen {
+            node.start(&["agent"]);
+        }
+        is_frozen.then_some(())
+    });
+}
+
 fn assert_answers_directly(node: &MultiProcessNode, address: SocketAddr) {
     let response = in_client_netns(node, || get_once(address, "/")).expect("a response");
     assert_eq!((response.status, response.direct), (200, true), "{response:?}");
@@ -69,7 +83,7 @@ fn a_request_that_finds_no_agent_is_answered_once_one_has_started(
     address: SocketAddr,
     frozen: &BTreeSet<String>,
 ) {
-    node.kill("agent");
+    kill_agent_of_frozen(node, frozen);
     // The kernel completes the handshake and keeps the request.
     let connect = || PlainHttpClient::connect(address);
     let mut client = in_client_netns(node, connect).expect("a connection");

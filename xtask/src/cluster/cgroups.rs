@@ -10,6 +10,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
+/// Processor weight of a cluster, in weights of one process outside of it: without it, a whole cluster would get as much
+/// processor time as one busy process of the machine.
+const CLUSTER_CPU_WEIGHT: u32 = 16;
+/// Files of the processor weight (v1 and v2), each with the kernel's default.
+const CPU_WEIGHT_FILES: [(&str, u32); 2] = [("cpu.shares", 1024), ("cpu.weight", 100)];
+
 /// One mounted cgroup hierarchy of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CgroupHierarchy {
@@ -110,6 +116,20 @@ fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
             let value = fs::read_to_string(parent.join(file))?;
             fs::write(child.join(file), value.trim())
                 .with_context(|| format!("cannot set {file} of {}", child.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the processor weight of the cluster with the cgroup `cluster`, in each hierarchy with that controller.
+pub(crate) fn set_cluster_weight(cluster: &str) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        for (file, default) in CPU_WEIGHT_FILES {
+            let file = hierarchy.mount.join(cluster).join(file);
+            if file.exists() {
+                fs::write(&file, (CLUSTER_CPU_WEIGHT * default).to_string())
+                    .with_context(|| format!("cannot set {}", file.display()))?;
+            }
         }
     }
     Ok(())

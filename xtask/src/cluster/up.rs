@@ -318,6 +318,7 @@ fn run_step(
 fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
     let paths = starter.paths;
     cgroups::create(&format!("{}/hub", paths.cgroup()))?;
+    cgroups::set_cluster_weight(&paths.cgroup())?;
     network::create_namespace(paths, None)?;
     // Written last: without this file the base is incomplete, left by a killed `up`.
     let laid = paths.folder().join("laid");

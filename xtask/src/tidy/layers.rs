@@ -131,7 +131,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "tests",
         &[
-            "api_client wait",
+            "api_client kubectl_errors wait",
             "fake_clock frozen_pods http_client images leftovers load_process scenarios shared_folder stored_objects test_cluster tunnel",
             "client_pod test_node",
             "installed_cluster",
