@@ -35,6 +35,14 @@ pub const REQUEST_OVERHEAD_BYTES: usize = 4 << 10;
 const CONNECTION_OVERHEAD_BYTES: usize = 32 << 10;
 /// Size of one of these buffers in bytes. Growth of hyper's buffers counts for as long as the connection lasts.
 pub const HYPER_BUFFER_BYTES: usize = 8 << 10;
+/// Bytes of a response that TLS holds encrypted for a client that does not read.
+pub const TLS_BUFFER_BYTES: usize = 16 << 10;
+/// Bytes that a client of TLS may send from which nothing is decrypted: a handshake, or the largest record, which has
+/// less than 18.5 KB (RFC 5246 §6.2.3). Behind a ClientHello, 16 KiB of early data for another server may come, which are
+/// dropped. Envoy's bound on a ClientHello is 16 KiB.
+pub const MAX_UNDECRYPTED_BYTES: usize = 32 << 10;
+/// Bytes of a client connection for TLS: [`TLS_BUFFER_BYTES`], the buffer for received bytes, and the keys.
+pub const TLS_CONNECTION_BYTES: usize = 24 << 10;
 /// Bytes that h2 keeps for each stream of the highest concurrency that an HTTP/2 connection has had. It is
 /// half of the measured value, because bytes of requests count twice.
 pub const STREAM_OVERHEAD_BYTES: usize = 1 << 10;
@@ -47,7 +55,9 @@ pub const BASE_MEMORY_MIB: usize = 192;
 /// small ones lie in larger buffers, and a map of header fields doubles when it grows.
 pub const fn memory_mib(request_bytes: usize, response_bytes: usize, connections: usize) -> usize {
     let requests = 2 * (request_bytes + request_bytes / REFUSED_SHARE_DIVISOR);
-    BASE_MEMORY_MIB + ((requests + response_bytes + connections * CONNECTION_OVERHEAD_BYTES) >> 20)
+    // Each connection may be one of TLS.
+    let connections = connections * (CONNECTION_OVERHEAD_BYTES + TLS_CONNECTION_BYTES);
+    BASE_MEMORY_MIB + ((requests + response_bytes + connections) >> 20)
 }
 
 /// Bounds of the wait queue of one Revision. A scaled Service has them for each of its ports.
@@ -67,6 +77,8 @@ pub struct ClientBudget {
     pub max_head_bytes: usize,
     /// Time for a head to arrive, and for a persistent connection to be idle.
     pub head_timeout: Duration,
+    /// Time for the handshake of a connection with TLS.
+    pub handshake_timeout: Duration,
     /// Time in which a client has to send more of a body that a pod waits for.
     pub body_idle_timeout: Duration,
     /// Bytes of requests that no pod has taken yet, of all clients: heads that wait, and bodies as far as received.
@@ -183,6 +195,13 @@ mod tests {
         assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
         assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+    }
+
+    /// The sum is documented in docs/operations.md, and is the memory limit of the activator's Deployment.
+    #[test]
+    fn the_default_bounds_need_as_much_memory_as_is_documented() {
+        let bytes = [DEFAULT_REQUEST_BYTES, DEFAULT_RESPONSE_BYTES];
+        assert_eq!(memory_mib(bytes[0], bytes[1], DEFAULT_MAX_CONNECTIONS), 1_632);
     }
 
     #[test]

@@ -10,9 +10,13 @@
 //! | [`request_targets`] | pure: request targets that hyper refuses |
 //! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
 //! | [`connections`], [`head_charge`] | memory of each connection, and the requests to refuse; charge of a head |
+//! | [`bounded_tcp`] | TCP below TLS, with a bound on what TLS holds of it |
+//! | [`client_stream`] | bytes of a client, by TCP alone or by TLS |
 //! | [`socket`] | a client's socket, and detection of a client that is gone |
 
+pub mod bounded_tcp;
 pub mod client_info;
+pub mod client_stream;
 pub mod connections;
 pub mod head_charge;
 pub mod http2_frames;

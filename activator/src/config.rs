@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     num::NonZeroU16,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -16,11 +16,14 @@ use ipnet::IpNet;
 
 use crate::{
     budget::{self, ClientBudget, WaitQueueBounds},
-    entrypoint::Entrypoint,
+    entrypoint::{ClientTransport, Entrypoint},
 };
 
 /// Listen backlog of a pod if it is not known: a low one among common defaults (libuv, Python, Java: 50 to 511).
 const DEFAULT_LISTEN_BACKLOG: u32 = 128;
+
+/// Port of https in redirects, if no other is set.
+const DEFAULT_HTTPS_PORT: NonZeroU16 = NonZeroU16::new(443).expect("not zero");
 
 /// Settings of one activator. Each has a flag and an environment variable.
 #[derive(Debug, Parser)]
@@ -82,6 +85,36 @@ pub struct ActivatorConfig {
     #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE_PORT")]
     pub outside_port: Option<NonZeroU16>,
 
+    /// Address of the TLS gateway for requests from outside, routed by Host; none: no such gateway.
+    #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE_TLS")]
+    pub outside_tls: Option<SocketAddr>,
+
+    /// Port of the TLS gateway for requests from outside, on each of the addresses to listen on; none: no such port.
+    #[arg(long, env = "ROUSE_ACTIVATOR_OUTSIDE_TLS_PORT")]
+    pub outside_tls_port: Option<NonZeroU16>,
+
+    /// File in PEM with the certificate of the TLS gateway and the chain behind it; needs `--tls-key`. It is read again
+    /// when it changes. Certificates that the RouteTable names go before it.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// File in PEM with the key of that certificate, without a passphrase; needs `--tls-cert`.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Folder of further certificates: NAME.crt with NAME.key, or subfolders with tls.crt and tls.key, or with
+    /// fullchain.pem and privkey.pem. Each client gets the one for the name that it asks for.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TLS_FOLDER")]
+    pub tls_folder: Option<PathBuf>,
+
+    /// Port of https in redirects; 443 is left out of them. `rouse.dev.https-port` in `config-network` goes before it.
+    #[arg(long, env = "ROUSE_ACTIVATOR_HTTPS_PORT", default_value_t = DEFAULT_HTTPS_PORT)]
+    pub https_port: NonZeroU16,
+
+    /// Milliseconds for the handshake of a connection with TLS, 100 to 60000; beyond it, the connection is closed.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TLS_HANDSHAKE_MS", default_value_t = 10_000)]
+    pub tls_handshake_timeout_ms: u64,
+
     /// Port of the gateway for workloads of the cluster, on each of the addresses to listen on. It routes by Host, also
     /// by names within the cluster; none: no such port.
     #[arg(long, env = "ROUSE_ACTIVATOR_INSIDE_PORT")]
@@ -109,6 +142,10 @@ pub struct ActivatorConfig {
     /// Listener of the gateway, bound already: it may be in another network namespace. Takes precedence over `outside`.
     #[arg(skip)]
     pub outside_listener: Option<TcpListener>,
+
+    /// Listener of the TLS gateway, bound already, as `outside_listener`. Takes precedence over `outside_tls`.
+    #[arg(skip)]
+    pub outside_tls_listener: Option<TcpListener>,
 
     /// Address of /healthz, /readyz and /metrics.
     #[arg(
@@ -209,6 +246,17 @@ pub struct ActivatorConfig {
     pub upgraded_drain_ms: Option<u64>,
 }
 
+/// Gateway to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatewayAddress {
+    /// Address to listen on.
+    pub address: SocketAddr,
+    /// Entrypoint of its connections.
+    pub entrypoint: Entrypoint,
+    /// Transport of its connections.
+    pub transport: ClientTransport,
+}
+
 /// Addresses of the local node's gateway, the default of the addresses to listen on.
 const LOCAL_GATEWAY_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1)),
@@ -286,8 +334,30 @@ impl ActivatorConfig {
             within(name, value.unwrap_or(1), 1, usize::MAX, "must be 1 or more")?;
         }
         within("--max-head-bytes", self.max_head_bytes, 8_192, 1 << 20, "must be 8192 to 1048576")?;
+        self.validate_tls()?;
         let backlog = usize::try_from(self.pod_backlog).unwrap_or(usize::MAX);
         within("--pod-backlog", backlog, 2, 65_535, "must be 2 to 65535")
+    }
+
+    /// Checks the settings of TLS.
+    fn validate_tls(&self) -> Result<(), ActivatorConfigError> {
+        let alone = |name, path: &Path, rule| {
+            Err(ActivatorConfigError { name, value: path.display().to_string(), rule })
+        };
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), None) => alone("--tls-cert", certificate, "needs --tls-key")?,
+            (None, Some(key)) => alone("--tls-key", key, "needs --tls-cert")?,
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+        let value = self.tls_handshake_timeout_ms;
+        if !(100..=60_000).contains(&value) {
+            return Err(ActivatorConfigError {
+                name: "--tls-handshake-timeout-ms",
+                value: value.to_string(),
+                rule: "must be 100 to 60000",
+            });
+        }
+        Ok(())
     }
 
     /// Name of this activator, given or by default.
@@ -305,16 +375,27 @@ impl ActivatorConfig {
         }
     }
 
-    /// Gateways to open, as address and entrypoint.
-    pub fn gateway_addresses(&self) -> Vec<(SocketAddr, Entrypoint)> {
-        let on = |port: Option<NonZeroU16>, entrypoint| {
-            let each = self.listen_addresses().into_iter();
-            each.filter_map(move |ip| Some((SocketAddr::new(ip, port?.get()), entrypoint)))
+    /// Gateways to open, besides the listeners that are bound already.
+    pub fn gateway_addresses(&self) -> Vec<GatewayAddress> {
+        use ClientTransport::{Plain, Tls};
+        use Entrypoint::{External, Internal};
+        let at = |address: Option<SocketAddr>, entrypoint, transport| {
+            let address = address.into_iter();
+            address.map(move |address| GatewayAddress { address, entrypoint, transport })
         };
-        let external = self.outside.map(|address| (address, Entrypoint::External));
-        let ports = on(self.outside_port, Entrypoint::External)
-            .chain(on(self.inside_port, Entrypoint::Internal));
-        external.into_iter().chain(ports).collect()
+        let on = |port: Option<NonZeroU16>, entrypoint, transport| {
+            let each = self.listen_addresses().into_iter();
+            each.filter_map(move |ip| {
+                let address = SocketAddr::new(ip, port?.get());
+                Some(GatewayAddress { address, entrypoint, transport })
+            })
+        };
+        at(self.outside, External, Plain)
+            .chain(at(self.outside_tls, External, Tls))
+            .chain(on(self.outside_port, External, Plain))
+            .chain(on(self.outside_tls_port, External, Tls))
+            .chain(on(self.inside_port, Internal, Plain))
+            .collect()
     }
 
     /// Policy for requests from outside, as given on the command line.
@@ -323,6 +404,7 @@ impl ActivatorConfig {
         EdgeSettings {
             trusted_proxies,
             requires_proxy_protocol: self.proxy_protocol,
+            https_port: Some(self.https_port),
             ..EdgeSettings::default()
         }
     }
@@ -334,6 +416,7 @@ impl ActivatorConfig {
         ClientBudget {
             max_head_bytes: self.max_head_bytes,
             head_timeout: Duration::from_millis(self.head_timeout_ms),
+            handshake_timeout: Duration::from_millis(self.tls_handshake_timeout_ms),
             body_idle_timeout: Duration::from_millis(self.body_idle_ms),
             request_bytes: self.max_bytes,
             client_request_bytes: self
@@ -425,11 +508,66 @@ mod tests {
         );
         let gate =
             config(&["--pod-ip", "10.1.0.7", "--outside-port", "8080", "--inside-port", "8081"]);
-        let at = |port| SocketAddr::new(both[0], port);
+        let at = |port, entrypoint| GatewayAddress {
+            address: SocketAddr::new(both[0], port),
+            entrypoint,
+            transport: ClientTransport::Plain,
+        };
         assert_eq!(
             gate.gateway_addresses(),
-            [(at(8080), Entrypoint::External), (at(8081), Entrypoint::Internal)]
+            [at(8080, Entrypoint::External), at(8081, Entrypoint::Internal)]
         );
+    }
+
+    #[test]
+    fn gateways_of_tls_are_from_outside() {
+        let args = ["--pod-ips", "10.1.0.7,fd00::7", "--outside-tls-port", "8443"];
+        let given = ["--outside-tls", "127.0.0.1:8444"];
+        let config = ActivatorConfig::parse_from([&["activator"][..], &args, &given].concat());
+        let all = config.gateway_addresses();
+        let is_tls_from_outside = |it: &GatewayAddress| {
+            (it.entrypoint, it.transport) == (Entrypoint::External, ClientTransport::Tls)
+        };
+        assert!(all.iter().all(is_tls_from_outside), "{all:?}");
+        let addresses: Vec<_> = all.iter().map(|it| it.address.to_string()).collect();
+        assert_eq!(addresses, ["127.0.0.1:8444", "10.1.0.7:8443", "[fd00::7]:8443"]);
+    }
+
+    #[test]
+    fn settings_of_tls_have_ranges() {
+        let refusal = |args: &[&str]| {
+            let config = ActivatorConfig::parse_from([&["activator"], args].concat());
+            config.validate().map_err(|error| error.to_string())
+        };
+        for good in [
+            &["--tls-cert", "a.crt", "--tls-key", "a.key", "--tls-folder", "b"][..],
+            &["--tls-handshake-timeout-ms", "100"],
+            &["--tls-handshake-timeout-ms", "60000"],
+        ] {
+            assert_eq!(refusal(good), Ok(()), "{good:?}");
+        }
+        for (bad, text) in [
+            (["--tls-cert", "a.crt"], "setting --tls-cert is a.crt: needs --tls-key"),
+            (["--tls-key", "a.key"], "setting --tls-key is a.key: needs --tls-cert"),
+            (
+                ["--tls-handshake-timeout-ms", "99"],
+                "setting --tls-handshake-timeout-ms is 99: must be 100 to 60000",
+            ),
+            (
+                ["--tls-handshake-timeout-ms", "60001"],
+                "setting --tls-handshake-timeout-ms is 60001: must be 100 to 60000",
+            ),
+        ] {
+            assert_eq!(refusal(&bad), Err(text.to_owned()));
+        }
+        let parse = |args: &[&str]| {
+            ActivatorConfig::try_parse_from([&["activator"], args].concat())
+                .map(|config| config.edge_settings().https_port.map(NonZeroU16::get))
+        };
+        assert_eq!(parse(&[]).expect("the default"), Some(443));
+        assert_eq!(parse(&["--https-port", "8443"]).expect("a port"), Some(8443));
+        assert!(parse(&["--https-port", "0"]).is_err(), "no port");
+        assert!(parse(&["--outside-tls-port", "0"]).is_err(), "no port");
     }
 
     #[test]

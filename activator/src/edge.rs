@@ -10,6 +10,7 @@
 //! | [`client_headers`], [`forwarded_header`] | pure: headers that describe the client; the header `Forwarded` |
 //! | [`platform_probe`] | pure: requests to the platform itself, and their responses |
 //! | [`proxy_protocol`] | pure: the header by which a proxy names its client |
+//! | [`websocket`] | pure: WebSocket handshakes of HTTP/2 |
 //! | [`policy`] | policy of operators for proxies and upgrades, as it is now |
 
 pub mod client_headers;
@@ -19,3 +20,4 @@ pub mod host;
 pub mod platform_probe;
 pub mod policy;
 pub mod proxy_protocol;
+pub mod websocket;

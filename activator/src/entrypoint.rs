@@ -1,4 +1,4 @@
-//! Pure: listeners by which connections come in, and the origin of their traffic.
+//! Pure: listeners by which connections come in, their transport, and the origin of their traffic.
 
 /// Listener that a connection came in by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,15 @@ impl Entrypoint {
             Self::External => TrafficOrigin::External,
         }
     }
+}
+
+/// Transport of the connections that a listener accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientTransport {
+    /// Each connection is TCP alone.
+    Plain,
+    /// Each connection begins with a handshake of TLS, behind the PROXY header if there is one.
+    Tls,
 }
 
 /// Origin of a request: the cluster, or outside.

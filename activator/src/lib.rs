@@ -13,6 +13,7 @@
 //! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
+//! | [`tls`] | certificates of hosts at the gateway, and the choice of one for each handshake |
 //! | [`clients`] | client connections: their sockets, and the memory that they use |
 //! | [`slots`] | slots of Revisions with a hard limit, shared by the activators |
 //! | [`pods`] | pods, the connections to them, and the exchanges over these |
@@ -66,14 +67,15 @@ pub mod route_stream;
 pub mod routes;
 pub mod slots;
 pub mod tcp_socket;
+pub mod tls;
 
 pub use config::ActivatorConfig;
 
 use crate::{
     clients::connections::ClientConnections,
-    config::ActivatorConfigError,
+    config::{ActivatorConfigError, GatewayAddress},
     edge::policy::EdgePolicy,
-    entrypoint::Entrypoint,
+    entrypoint::{ClientTransport, Entrypoint},
     listeners::{client_server::ClientConnectionServer, service_ports::ServicePortListeners},
     metrics::ActivatorMetrics,
     peer_streams::PeerStreams,
@@ -86,6 +88,10 @@ use crate::{
         revision_metrics::RevisionQueueCollector,
     },
     slots::peers::Peers,
+    tls::{
+        certificate_files::{CertificateFileError, CertificateFiles, FileCertificate},
+        host_certificates::HostCertificates,
+    },
 };
 
 /// Interval at which idle connections and failed ports are checked.
@@ -108,6 +114,9 @@ pub enum ActivatorError {
         #[source]
         source: io::Error,
     },
+    /// Files with certificates of the TLS gateway cannot be used.
+    #[error("cannot use the certificate files")]
+    Certificates(#[from] CertificateFileError),
     /// The port for other activators and for agents could not be served.
     #[error("cannot serve the port for other activators")]
     Peers(#[from] LinkError),
@@ -155,6 +164,7 @@ impl ActivatorInstance {
         let forwarder = Arc::new(RequestForwarder {
             routes: Arc::new(RouteIndex::new(revision_context)),
             edge_policy: EdgePolicy::new(config.edge_settings()),
+            certificates: Arc::new(HostCertificates::new(metrics.tls.clone())),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
             tcp: Default::default(),
@@ -178,6 +188,35 @@ impl ActivatorInstance {
             stop_listeners.clone(),
         ));
         Self { forwarder, server, ports, usage_reporter }
+    }
+
+    /// Serves the connections of the gateways until `stop_listeners`.
+    fn serve_gateways(&self, gateways: Vec<GatewayListener>, stop_listeners: &CancellationToken) {
+        for GatewayListener { listener, entrypoint, transport } in gateways {
+            let (server, closed) = (Arc::clone(&self.server), stop_listeners.clone());
+            match transport {
+                ClientTransport::Plain => {
+                    tokio::spawn(server.run_listener(listener, Some(entrypoint), closed))
+                }
+                ClientTransport::Tls => {
+                    tokio::spawn(server.run_tls_listener(listener, entrypoint, closed))
+                }
+            };
+        }
+    }
+
+    /// Puts certificates of files in force, and reads the files again when they change, until `stop`.
+    fn follow_certificate_files(
+        &self,
+        files: CertificateFiles,
+        read: Vec<FileCertificate>,
+        stop: &CancellationToken,
+    ) {
+        if !files.is_empty() {
+            let certificates = &self.forwarder.certificates;
+            certificates.set_files(read);
+            tokio::spawn(files.watch(Arc::clone(certificates), stop.clone()));
+        }
     }
 
     async fn run_housekeeping(&self) {
@@ -242,15 +281,16 @@ pub async fn run(
     shutdown: CancellationToken,
 ) -> Result<(), ActivatorError> {
     config.validate()?;
-    // A port that is taken has to be an error before the controller learns of this activator.
+    // Bad files and a port that is taken have to be errors before the controller learns of this activator.
+    let certificate_files = config.certificate_files();
+    let file_certificates = certificate_files.read()?;
     let gateways = bind_gateways(&mut config)?;
     let mut registry = Registry::default();
     let stop_listeners = CancellationToken::new();
     let activator = ActivatorInstance::new(&config, &mut registry, &stop_listeners);
-    for (listener, entrypoint) in gateways {
-        let server = Arc::clone(&activator.server);
-        tokio::spawn(server.run_listener(listener, Some(entrypoint), stop_listeners.clone()));
-    }
+    warn_of_unused_files(&certificate_files, &gateways);
+    activator.follow_certificate_files(certificate_files, file_certificates, &stop_listeners);
+    activator.serve_gateways(gateways, &stop_listeners);
     // Routes and reports continue after the signal: waiting requests still need their pod while the activator drains.
     let stop_links = CancellationToken::new();
     let links = Arc::new(ControlPlaneLinks::new(&config, &stop_links));
@@ -381,22 +421,50 @@ fn open_file_limit() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _hard)| soft)
 }
 
+/// Listener of a gateway.
+#[derive(Debug)]
+struct GatewayListener {
+    listener: TcpListener,
+    entrypoint: Entrypoint,
+    transport: ClientTransport,
+}
+
 /// Listeners of the gateways, bound before anything else starts.
-fn bind_gateways(
-    config: &mut ActivatorConfig,
-) -> Result<Vec<(TcpListener, Entrypoint)>, ActivatorError> {
+fn bind_gateways(config: &mut ActivatorConfig) -> Result<Vec<GatewayListener>, ActivatorError> {
     let failed = |address: String| move |source| ActivatorError::Gateway { address, source };
+    let given = [
+        (config.outside_listener.take(), &mut config.outside, ClientTransport::Plain),
+        (config.outside_tls_listener.take(), &mut config.outside_tls, ClientTransport::Tls),
+    ];
     let mut listeners = Vec::new();
-    if let Some(listener) = config.outside_listener.take() {
-        // The given listener takes the place of the one at `outside`.
-        config.outside = None;
+    for (listener, address, transport) in given {
+        let Some(listener) = listener else { continue };
+        // The given listener takes the place of the one at this address.
+        *address = None;
         let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
         let listener = ready.map_err(failed("a given socket".to_owned()))?;
-        listeners.push((listener, Entrypoint::External));
+        listeners.push(GatewayListener { listener, entrypoint: Entrypoint::External, transport });
     }
-    for (address, entrypoint) in config.gateway_addresses() {
+    for GatewayAddress { address, entrypoint, transport } in config.gateway_addresses() {
         let listener = tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?;
-        listeners.push((listener, entrypoint));
+        listeners.push(GatewayListener { listener, entrypoint, transport });
     }
     Ok(listeners)
+}
+
+impl ActivatorConfig {
+    /// Files with certificates of the TLS gateway.
+    // Here, because `config` is in a lower layer than `tls`.
+    pub fn certificate_files(&self) -> CertificateFiles {
+        let pair = self.tls_cert.clone().zip(self.tls_key.clone());
+        CertificateFiles { pair, folder: self.tls_folder.clone() }
+    }
+}
+
+/// Warns of certificate files that have no effect, since no gateway has TLS.
+fn warn_of_unused_files(files: &CertificateFiles, gateways: &[GatewayListener]) {
+    let has_tls = gateways.iter().any(|it| it.transport == ClientTransport::Tls);
+    if !files.is_empty() && !has_tls {
+        warn!("certificate files have no effect without a gateway of TLS");
+    }
 }

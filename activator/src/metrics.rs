@@ -53,6 +53,8 @@ pub struct ActivatorMetrics {
     pub refusals: RefusalCounters,
     /// Raw TCP connections that have ended, by their end.
     pub tcp_connections: TcpConnectionCounters,
+    /// TLS handshakes of clients, and the certificates for them.
+    pub tls: TlsMetrics,
 }
 
 /// Counters of lines, by outcome.
@@ -117,6 +119,93 @@ impl TcpConnectionCounters {
     }
 }
 
+/// Result of a client's TLS handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandshakeResult {
+    /// The connection can carry requests.
+    Complete,
+    /// No certificate is for the name, and there is no default one.
+    NoCertificate,
+    /// Client or activator refused it, because of an alert or an error of the protocol.
+    Refused,
+    /// It took too long.
+    Timeout,
+    /// The client sent HTTP without TLS.
+    PlainHttp,
+    /// The client closed the connection before the end of the handshake.
+    Closed,
+}
+
+impl HandshakeResult {
+    /// All results, in the order of their declaration.
+    pub const ALL: [Self; 6] = [
+        Self::Complete,
+        Self::NoCertificate,
+        Self::Refused,
+        Self::Timeout,
+        Self::PlainHttp,
+        Self::Closed,
+    ];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::NoCertificate => "no_certificate",
+            Self::Refused => "refused",
+            Self::Timeout => "timeout",
+            Self::PlainHttp => "plain_http",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// Metrics of TLS at the gateway.
+#[derive(Debug, Clone)]
+pub struct TlsMetrics {
+    /// Handshakes that have ended, in the order of [`HandshakeResult::ALL`].
+    handshakes: [Counter; HandshakeResult::ALL.len()],
+    certificates: Gauge,
+    certificate_expiry_s: Gauge,
+}
+
+impl TlsMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let handshakes = Family::<HandshakeResultLabel, Counter>::default();
+        let ended = |it: HandshakeResult| {
+            handshakes.get_or_create(&HandshakeResultLabel { result: it.label() }).clone()
+        };
+        let all = Self {
+            handshakes: HandshakeResult::ALL.map(ended),
+            certificates: Gauge::default(),
+            certificate_expiry_s: Gauge::default(),
+        };
+        let results = "TLS handshakes of clients that have ended, by their result";
+        registry.register("tls_handshakes", results, handshakes);
+        let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());
+        gauge("certificates", "Certificates of hosts in force", &all.certificates);
+        let expiry = "Earliest end of the certificates in force, in seconds since 1970; 0: none";
+        gauge("certificate_expiry_timestamp_seconds", expiry, &all.certificate_expiry_s);
+        all
+    }
+
+    /// Counts one handshake that has ended.
+    pub fn count_handshake(&self, result: HandshakeResult) {
+        self.handshakes[result as usize].inc();
+    }
+
+    /// Sets the number of certificates in force, and the earliest end of their validity in seconds since 1970; `None`:
+    /// there is no certificate.
+    pub fn set_certificates(&self, count: usize, earliest_end_s: Option<i64>) {
+        self.certificates.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.certificate_expiry_s.set(earliest_end_s.unwrap_or(0));
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HandshakeResultLabel {
+    result: &'static str,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ClientBoundLabel {
     bound: &'static str,
@@ -167,6 +256,7 @@ impl ActivatorMetrics {
             request_log: RequestLogCounters::default(),
             refusals: RefusalCounters(ClientBound::ALL.map(at)),
             tcp_connections: TcpConnectionCounters(TcpConnectionEnd::ALL.map(ended)),
+            tls: TlsMetrics::register(registry),
         };
         registry.register("requests", "Requests by class of their code", requests);
         registry.register("refused", "Clients that came to a bound", refusals);

@@ -10,6 +10,7 @@
 //! | [`connection`], [`exchange_error`] | one connection, in HTTP/1.1 or HTTP/2; errors of exchanges |
 //! | [`http1_connection`], [`request_upload`] | an HTTP/1.1 connection; a request on its way over it |
 //! | [`request_body`] | a request's body on its way to a pod |
+//! | [`upgraded_pod`] | the pod's side of an upgraded connection |
 
 pub mod connection;
 pub mod connection_pool;
@@ -20,3 +21,4 @@ pub mod exchange_error;
 pub mod http1_connection;
 pub mod request_body;
 pub mod request_upload;
+pub mod upgraded_pod;

@@ -57,6 +57,9 @@ pub enum ProxyRequestError {
     /// The method is CONNECT, which cannot be forwarded.
     #[error("method CONNECT is not allowed")]
     ConnectMethod,
+    /// The method is CONNECT, for another protocol than WebSocket (RFC 8441).
+    #[error("method CONNECT is possible for websocket only")]
+    ConnectProtocol,
 }
 
 impl ProxyRequestError {
@@ -75,6 +78,7 @@ impl ProxyRequestError {
             }
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::ConnectMethod => StatusCode::METHOD_NOT_ALLOWED,
+            Self::ConnectProtocol => StatusCode::NOT_IMPLEMENTED,
         }
     }
 

@@ -8,7 +8,8 @@
 //! | `pending_request` | stages of a request |
 //! | [`request_timer`] | timeouts of a request |
 //! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
-//! | [`upgraded_connection`] | upgraded connections |
+//! | [`upgraded_connection`], [`upgraded_client`] | upgraded connections; their client's side |
+//! | [`stream_tasks`] | tasks of the streams of clients' HTTP/2 connections |
 //! | `tcp_relay`, `splice_pipes` | bytes of raw TCP connections; pipes through which many of them pass |
 //! | `tcp_failure_log` | pure: choice of the log lines about TCP connections that no pod took |
 //! | [`request_log`] | a log line of each finished request |
@@ -19,7 +20,9 @@ pub mod request_log;
 pub mod request_timer;
 pub mod response_body;
 pub(crate) mod splice_pipes;
+pub mod stream_tasks;
 pub(crate) mod tcp_failure_log;
 pub(crate) mod tcp_relay;
+pub mod upgraded_client;
 pub mod upgraded_connection;
 pub mod watched_body;

@@ -6,16 +6,20 @@
 
 mod h2c;
 mod harness;
+mod tls_client;
 
 use std::{
     io::{BufRead as _, BufReader, Lines, Write as _},
     net::{Ipv4Addr, SocketAddr},
     process::{Child, ChildStdout, Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
-use activator::budget::{BASE_MEMORY_MIB, MAX_CLIENT_STREAMS, REQUEST_OVERHEAD_BYTES, memory_mib};
-use common::wire::AppProtocol;
+use activator::budget::{
+    BASE_MEMORY_MIB, MAX_CLIENT_STREAMS, REQUEST_OVERHEAD_BYTES, TLS_CONNECTION_BYTES, memory_mib,
+};
+use common::{fixtures::certificates::TestAuthority, wire::AppProtocol};
 use datapath::h2::{frame_flag, frame_kind};
 use futures::StreamExt as _;
 use h2c::{
@@ -26,8 +30,10 @@ use harness::{ActivatorFixture, GET, LONG, OK, read_head, revision, start_pod, s
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, ClientConnection};
+use tls_client::{HOST, TlsClient, client_config, handshake, set_default};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
 };
 
@@ -48,14 +54,14 @@ const PROGRAM_MIB: usize = 64;
 const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Longest wait of another client beside an attack.
 const PATIENCE: std::time::Duration = LONG.saturating_mul(3);
-/// Beginning of the line in which the other process prints its port.
+/// Beginning of the line in which the other process prints its ports.
 const PORT_PREFIX: &str = "port ";
 /// Environment variable with the maximum number of the other process's connections.
 const CONNECTIONS_VARIABLE: &str = "RESIDENT_CONNECTIONS";
 /// Line that the other process prints once a pod is in force.
 const DONE: &str = "done";
 
-/// Prints its port, and serves until its standard input ends. A line of the input has the address of a pod.
+/// Prints its port and that of TLS, and serves until its standard input ends. A line of the input has the address of a pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a role, run by the other tests"]
 async fn an_activator_of_its_own() {
@@ -64,9 +70,12 @@ async fn an_activator_of_its_own() {
         (config.max_bytes, config.max_response_bytes) = (BYTES, BYTES);
         (config.max_connections, config.max_client_connections) = (connections, connections);
         config.max_waiting = 100_000;
+        // Longer than a measurement takes.
+        config.tls_handshake_timeout_ms = 60_000;
     })
     .await;
-    println!("{PORT_PREFIX}{}", fixture.port);
+    set_default(&mut fixture, &TestAuthority::new().issue(&[HOST]));
+    println!("{PORT_PREFIX}{} {}", fixture.port, fixture.outside_tls.port());
     let (send, mut lines) = tokio::sync::mpsc::channel::<String>(1);
     std::thread::spawn(move || {
         for line in std::io::stdin().lines() {
@@ -91,6 +100,10 @@ struct ActivatorProcessFixture {
     child: Child,
     stdout_lines: Lines<BufReader<ChildStdout>>,
     port: u16,
+    /// Port of its TLS gateway.
+    tls_port: u16,
+    /// True if its clients use TLS: only then their memory for it is permitted.
+    has_tls_clients: bool,
     /// Maximum number of its connections.
     max_connections: usize,
     /// Resident memory before the first request, in MiB.
@@ -113,11 +126,21 @@ impl ActivatorProcessFixture {
             .spawn()
             .unwrap();
         let mut stdout_lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let port =
-            stdout_lines.find_map(|line| line.unwrap().split_once(PORT_PREFIX)?.1.parse().ok());
-        let port = port.expect("it prints its port");
-        let mut fixture =
-            Self { child, stdout_lines, port, max_connections: connections, idle_memory_mib: 0 };
+        let ports = stdout_lines.find_map(|line| {
+            let line = line.unwrap();
+            let (port, tls_port) = line.split_once(PORT_PREFIX)?.1.split_once(' ')?;
+            Some((port.parse().ok()?, tls_port.parse().ok()?))
+        });
+        let (port, tls_port) = ports.expect("it prints its ports");
+        let mut fixture = Self {
+            child,
+            stdout_lines,
+            port,
+            tls_port,
+            has_tls_clients: false,
+            max_connections: connections,
+            idle_memory_mib: 0,
+        };
         fixture.idle_memory_mib = fixture.memory_mib("VmRSS:");
         fixture
     }
@@ -135,10 +158,15 @@ impl ActivatorProcessFixture {
         self.memory_mib("VmHWM:") - self.idle_memory_mib
     }
 
+    /// Starts an activator whose clients use TLS.
+    fn for_tls_connections(connections: usize) -> Self {
+        let mut fixture = Self::for_connections(connections);
+        fixture.has_tls_clients = true;
+        fixture
+    }
+
     async fn connect(&self, source: Ipv4Addr) -> TcpStream {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind((source, 0).into()).unwrap();
-        socket.connect((Ipv4Addr::LOCALHOST, self.port).into()).await.unwrap()
+        connect_from(source, self.port).await
     }
 
     fn set_pod(&mut self, protocol: &str, address: SocketAddr) {
@@ -173,6 +201,12 @@ impl ActivatorProcessFixture {
     }
 }
 
+async fn connect_from(source: Ipv4Addr, port: u16) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((source, 0).into()).unwrap();
+    socket.connect((Ipv4Addr::LOCALHOST, port).into()).await.unwrap()
+}
+
 impl Drop for ActivatorProcessFixture {
     fn drop(&mut self) {
         self.child.kill().ok();
@@ -182,11 +216,10 @@ impl Drop for ActivatorProcessFixture {
 
 /// Runs clients that all send `messages` and read their responses, until the activator grows no more.
 async fn run_attack(process: &ActivatorProcessFixture, clients: usize, messages: [Vec<u8>; 2]) {
-    let messages = std::sync::Arc::new(messages);
+    let messages = Arc::new(messages);
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..clients {
-        let (stream, messages) =
-            (process.connect(ATTACKER).await, std::sync::Arc::clone(&messages));
+        let (stream, messages) = (process.connect(ATTACKER).await, Arc::clone(&messages));
         all.spawn(async move {
             let (mut from, mut to) = stream.into_split();
             let mut sink = vec![0; 64 << 10];
@@ -250,9 +283,12 @@ fn assert_within(
     what: &str,
 ) {
     let at_pods = (at_pods * 2 * REQUEST_OVERHEAD_BYTES) >> 20;
+    // Memory for TLS hides no growth of connections without it.
+    let plain = if process.has_tls_clients { 0 } else { process.max_connections };
     let bound = memory_mib(requests, responses, process.max_connections) - BASE_MEMORY_MIB
         + PROGRAM_MIB
-        + at_pods;
+        + at_pods
+        - ((plain * TLS_CONNECTION_BYTES) >> 20);
     let grown = process.peak_growth_mib();
     println!("{what}: {grown} MiB of {bound}");
     assert!(grown <= bound, "{what}: it grew by {grown} MiB, the bound is {bound}");
@@ -355,12 +391,14 @@ const PONGS: &[&[u8]] = &[&[0, 0, 8, 6, 1]];
 
 /// Sends `messages` and waits until `count` of these `responses` have come, or until the connection is closed.
 async fn exchange_bytes(
-    stream: &mut TcpStream,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     messages: &[u8],
     count: usize,
     responses: &[&[u8]],
 ) {
     stream.write_all(messages).await.ok();
+    // Bytes of TLS may still be held.
+    stream.flush().await.ok();
     let mut received = Vec::new();
     let has_enough = |received: &[u8]| {
         let of = |it: &&[u8]| received.windows(it.len()).filter(|some| some == it).count();
@@ -536,6 +574,84 @@ async fn upgraded_connections_take_no_more_memory_than_is_stated() {
         assert_within(&process, [0, 0], count, what);
         process.set_pod("http1", start_pod_with(respond_hello).await);
         stuck_clients.shutdown().await;
+        process.assert_serves_others().await;
+    }
+}
+
+/// Opens `count` clients of TLS that offer `alpn`, each of which has done what `each` does. Their connections stay open.
+async fn open_tls_clients(
+    process: &ActivatorProcessFixture,
+    count: usize,
+    alpn: &[&str],
+    each: impl AsyncFn(&mut TlsClient),
+) -> Vec<TlsClient> {
+    let config = Arc::new(client_config(alpn));
+    let begun = futures::stream::iter(0..count).map(|_| async {
+        let stream = connect_from(ATTACKER, process.tls_port).await;
+        let mut client = handshake(stream, Arc::clone(&config), HOST).await.unwrap();
+        each(&mut client).await;
+        client
+    });
+    begun.buffer_unordered(16).collect().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_tls_connections_stay_within_their_bytes() {
+    let kept = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\n\r\n").into_bytes();
+    // A kind has the protocol, and what each client sends with the number of responses to wait for.
+    type Kind = (&'static str, &'static str, Vec<u8>, usize);
+    let kinds: [Kind; 3] = [
+        ("clients of TLS that say nothing", "http/1.1", vec![], 0),
+        ("kept connections of TLS", "http/1.1", kept, 1),
+        ("HTTP/2 over TLS without a request", "h2", client_preface(), 0),
+    ];
+    for (what, alpn, messages, responses) in kinds {
+        let mut process = ActivatorProcessFixture::for_tls_connections(MANY + 20);
+        process.set_pod("http1", start_pod_with(respond_hello).await);
+        let all = open_tls_clients(&process, MANY, &[alpn], async |client| {
+            exchange_bytes(client, &messages, responses, RESPONSE_ENDS).await;
+        })
+        .await;
+        process.wait_idle().await;
+        let open: Vec<_> = all.into_iter().map(|client| client.into_inner().0).collect();
+        println!("{what}: {} of {MANY} are still there", count_open(&open));
+        assert_within(&process, [0, 0], 0, what);
+        process.assert_serves_others().await;
+    }
+}
+
+/// Encodes the ClientHello of a client that never sends anything behind it.
+fn encode_client_hello(config: ClientConfig) -> Vec<u8> {
+    let mut session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
+    let mut hello = Vec::new();
+    session.write_tls(&mut hello).unwrap();
+    hello
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handshakes_that_stop_halfway_stay_within_their_bytes() {
+    let hello = encode_client_hello(client_config(&["h2"]));
+    // A ClientHello that is said to have 12 KiB, and lacks the last one.
+    let mut large = vec![0x16, 3, 1, 0x30, 0, 1, 0, 0x2f, 0xfc];
+    large.resize(11 << 10, 0);
+    let kinds = [
+        ("handshakes without a byte", vec![]),
+        ("a part of a ClientHello", hello[..hello.len() / 2].to_vec()),
+        ("a part of a large ClientHello", large),
+        ("a ClientHello alone", hello),
+    ];
+    for (what, messages) in kinds {
+        let mut process = ActivatorProcessFixture::for_tls_connections(MANY + 20);
+        process.set_pod("http1", start_pod_with(respond_hello).await);
+        let begun = futures::stream::iter(0..MANY).map(|_| async {
+            let mut stream = connect_from(ATTACKER, process.tls_port).await;
+            stream.write_all(&messages).await.unwrap();
+            stream
+        });
+        let all: Vec<TcpStream> = begun.buffer_unordered(16).collect().await;
+        process.wait_idle().await;
+        println!("{what}: {} of {MANY} are still there", count_open(&all));
+        assert_within(&process, [0, 0], 0, what);
         process.assert_serves_others().await;
     }
 }

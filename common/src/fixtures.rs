@@ -17,7 +17,10 @@ use crate::{
     },
 };
 
+pub mod certificates;
 pub mod ports;
+
+pub use certificates::{TestAuthority, TestCertificate};
 
 /// Port of each service but the [sleeping ones](sleeping_service).
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");

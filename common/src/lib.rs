@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | [`wire`] | user-space components | the messages |
 //! | [`component`] | all | the components of Rouse |
+//! | [`certificates`] | controller, activator | certificates of hosts: PEM and checks |
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
@@ -21,10 +22,11 @@
 //! | [`enrollment`] | user-space components, controller | requests of a certificate |
 //! | [`http_server`] | components, their HTTP clients | HTTP server with bounds on connections and time |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
-//! | `fixtures` | tests and benchmarks | entries of a RouteTable |
+//! | `fixtures` | tests and benchmarks | entries of a RouteTable; certificates |
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod certificates;
 pub mod component;
 pub mod enrollment;
 #[cfg(any(test, feature = "fixtures"))]

@@ -34,6 +34,7 @@ pub mod raw {
     tonic::include_proto!("rouse.v1");
 }
 
+mod certificates;
 mod conversion;
 mod pod_reports;
 mod route_table;
@@ -44,6 +45,7 @@ mod sources;
 mod standby;
 mod usage;
 
+pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
 pub use conversion::WireError;
 pub use pod_reports::{PodObservation, PodReportItem};
 pub use route_table::{RouteChange, RouteItem, RouteKey, RouteTable, RouteView};
@@ -135,16 +137,24 @@ fn parse_port_suffix(digits: &str) -> Option<NonZeroU16> {
 
 /// Returns true if `text` is a DNS-1123 label: 1 to 63 of `a-z`, `0-9` and inner `-`.
 pub fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && has_label_form(text)
+}
+
+/// Returns true if `text` is a DNS-1123 label of any length.
+fn has_label_form(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len())
-        && text.bytes().all(inner)
-        && !text.starts_with('-')
-        && !text.ends_with('-')
+    !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Returns true if `text` is a DNS-1123 subdomain: labels joined by `.`, at most 253 bytes.
 pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_label)
+}
+
+/// Returns true if `text` may be the name of a Secret, as the API server checks it: a DNS subdomain whose labels may be
+/// longer than 63 bytes.
+pub fn is_secret_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(has_label_form)
 }
 
 /// Replica of a component that opened a stream.
@@ -224,6 +234,8 @@ pub struct MappedDomain {
     pub host_rewrite: Option<String>,
     /// True if the host answers http from outside with a redirect to https.
     pub redirects_to_https: bool,
+    /// Secret whose certificate the host has; `None`: the certificate is chosen by its names.
+    pub certificate: Option<NamespacedName>,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

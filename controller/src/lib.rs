@@ -131,7 +131,8 @@ pub async fn run_on_kubernetes(
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
     let shared = Arc::new(loading_runtime(&config, &cluster));
-    let platform = platform::KubernetesPlatform::new(&cluster, Arc::clone(&shared)).await?;
+    let (runtime, reads_secrets) = (Arc::clone(&shared), config.serves_tls());
+    let platform = platform::KubernetesPlatform::new(&cluster, runtime, reads_secrets).await?;
     let identities = certificate_services(&config, &cluster, &platform)?;
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
@@ -223,7 +224,7 @@ fn certificate_services(
     cluster: &config::KubernetesConfig,
     platform: &platform::KubernetesPlatform,
 ) -> Result<Option<CertificateServices>, ControllerError> {
-    if !config.listen.starts_with("https://") {
+    if !config.serves_tls() {
         return Ok(None);
     }
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.

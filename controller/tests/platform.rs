@@ -1,6 +1,6 @@
 //! The controller as a whole against a real API server, with pods played by the test.
 //!
-//! Run by the cluster tier like `apiserver.rs`, and not at the same time: here every object in the API server is the
+//! Run by the cluster tier like `apiserver/`, and not at the same time: here every object in the API server is the
 //! controller's.
 
 use std::{

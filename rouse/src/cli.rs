@@ -124,8 +124,8 @@ impl RouseCli {
 
 /// Sets up logging of the components to standard error; `RUST_LOG` selects the levels.
 fn init_logging() {
-    // hickory logs each DNS query at level info.
-    let default_filter = |_| EnvFilter::new("info,hickory_server=warn");
+    // hickory logs each DNS query at level info, and clients of the gateway cause warnings of rustls at will.
+    let default_filter = |_| EnvFilter::new("info,hickory_server=warn,rustls=error");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(default_filter);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Colours suit only a terminal: a file or a pipe gets plain lines.

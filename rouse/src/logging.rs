@@ -49,8 +49,9 @@ fn level_filter(component: &str, level: LogLevel) -> EnvFilter {
     EnvFilter::new(filter_directives(component, level))
 }
 
-/// Crates of the client of the API server. They log each failed attempt, and our own crates log each outage once.
-const QUIET_CRATES: &str = "kube_client=off,kube_runtime=error";
+/// Crates that log each failed attempt. Our own crates log each outage of the API server once, and count handshakes.
+/// Clients outside cause warnings of rustls at will, for example by an address as the name of a host.
+const QUIET_CRATES: &str = "kube_client=off,kube_runtime=error,rustls=error";
 
 /// Filter directives: level debug applies only to Rouse's own crates, because libraries log far more.
 fn filter_directives(component: &str, level: LogLevel) -> String {
@@ -89,6 +90,7 @@ mod tests {
             assert_eq!(filter_directives("agent", level), format!("{filter},{QUIET_CRATES}"));
             assert!(EnvFilter::try_new(filter_directives("agent", level)).is_ok());
         }
+        assert!(filter_directives("activator", LogLevel::Info).contains(",rustls=error"));
         let directives = filter_directives("controller", LogLevel::Debug);
         let own = "info,common=debug,registry=debug,controller=debug";
         assert_eq!(directives, format!("{own},{QUIET_CRATES}"));

@@ -3,13 +3,14 @@
 use std::{
     io::{ErrorKind, Write as _},
     net::{SocketAddr, TcpListener},
-    num::NonZero,
+    num::{NonZero, NonZeroU16},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use activator::tls::certificate_files::CertificateFiles;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use common::local_node::LocalNodeSpec;
@@ -53,12 +54,45 @@ pub(crate) struct NodeUpArgs {
     /// Expect a PROXY protocol header, version 1 or 2, on each connection from the trusted proxies
     #[arg(long, requires = "trusted_proxies")]
     proxy_protocol: bool,
+    /// Certificate of the gateway in PEM, followed by its intermediates; also served to clients that name no known
+    /// host. A renewed file is read again
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert in PEM, without a passphrase
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Folder of certificates, chosen by the hosts that they name: NAME.crt with NAME.key, or subfolders with tls.crt
+    /// and tls.key, or fullchain.pem and privkey.pem
+    #[arg(long, value_name = "DIR")]
+    tls_folder: Option<PathBuf>,
+    /// Address on which the gateway listens for TLS, if --tls-cert or --tls-folder is given; redirects to https name its
+    /// port. With --part, only the activator uses the --tls options
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8443")]
+    tls_gateway: SocketAddr,
     /// Run only this component; `rouse up` once for each makes a node whose components can be restarted one by one
     #[arg(long = "part", value_enum)]
     component: Option<NodeComponent>,
     /// Write this file once all components are ready
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
+}
+
+impl NodeUpArgs {
+    /// Certificate files of the gateway, by absolute paths. An error means that a path is empty, or that this process
+    /// has no current folder.
+    fn certificate_files(&self) -> Result<CertificateFiles> {
+        let absolute = |path: &Path| {
+            std::path::absolute(path)
+                .with_context(|| format!("cannot make the path {path:?} absolute"))
+        };
+        let pair = match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) => Some((absolute(certificate)?, absolute(key)?)),
+            // The command line requires both or none.
+            _ => None,
+        };
+        let folder = self.tls_folder.as_deref().map(absolute).transpose()?;
+        Ok(CertificateFiles { pair, folder })
+    }
 }
 
 /// Value of `--part`: the component of the node that this process runs.
@@ -202,9 +236,10 @@ fn enter_and_run(
     })
 }
 
-fn bind_gateway(address: SocketAddr) -> Result<TcpListener> {
+/// Binds the listener of a gateway. `name` and `option` are its name and its option in the error.
+fn bind_gateway(name: &str, option: &str, address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address).with_context(|| {
-        format!("the gateway cannot listen on {address}; choose another with --gateway")
+        format!("the {name} cannot listen on {address}; choose another with {option}")
     })?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -214,16 +249,45 @@ fn bind_gateway(address: SocketAddr) -> Result<TcpListener> {
 struct HostHandles {
     host_namespace: Option<OwnedFd>,
     gateway: Option<TcpListener>,
+    /// Listener for TLS, if certificate files are given.
+    tls_gateway: Option<TcpListener>,
+    /// Certificate files that the activator follows.
+    certificate_files: CertificateFiles,
 }
 
 impl HostHandles {
-    /// Opens the handles that these components need, in the host's network.
+    /// Opens the handles that these components need, in the host's network. Certificate files that cannot be used are
+    /// an error.
     fn open(args: &NodeUpArgs, components: &[NodeComponent]) -> Result<Self> {
-        let gateway = components
-            .contains(&NodeComponent::Activator)
-            .then(|| bind_gateway(args.gateway))
-            .transpose()?;
-        Ok(Self { host_namespace: Some(net::current_namespace()?), gateway })
+        let mut handles = Self {
+            host_namespace: Some(net::current_namespace()?),
+            gateway: None,
+            tls_gateway: None,
+            certificate_files: CertificateFiles::default(),
+        };
+        if components.contains(&NodeComponent::Activator) {
+            handles.open_gateways(args)?;
+        }
+        Ok(handles)
+    }
+
+    fn open_gateways(&mut self, args: &NodeUpArgs) -> Result<()> {
+        self.certificate_files = args.certificate_files()?;
+        // The activator reads them itself. Here, an error comes before the node is made.
+        self.certificate_files.read()?;
+        self.gateway = Some(bind_gateway("gateway", "--gateway", args.gateway)?);
+        if !self.certificate_files.is_empty() {
+            let listener = bind_gateway("TLS gateway", "--tls-gateway", args.tls_gateway)?;
+            self.tls_gateway = Some(listener);
+        }
+        Ok(())
+    }
+
+    /// Port of the TLS gateway, which redirects to https name; `None` without one.
+    fn https_port(&self) -> Option<NonZeroU16> {
+        // The listener's own port: that of the option may be 0, for any free one.
+        let address = self.tls_gateway.as_ref()?.local_addr().ok()?;
+        NonZeroU16::new(address.port())
     }
 }
 
@@ -322,6 +386,11 @@ impl RunningComponents {
         args: &NodeUpArgs,
         host_handles: &mut HostHandles,
     ) {
+        let defaults = activator::ActivatorConfig::defaults();
+        // Without a TLS gateway, redirects lead to a proxy before this one, at the default port.
+        let https_port = host_handles.https_port().unwrap_or(defaults.https_port);
+        let CertificateFiles { pair, folder } = std::mem::take(&mut host_handles.certificate_files);
+        let (tls_cert, tls_key) = pair.unzip();
         let config = activator::ActivatorConfig {
             name: layout.name().to_owned(),
             node: layout.name().to_owned(),
@@ -330,10 +399,15 @@ impl RunningComponents {
             listen: vec![layout::GATEWAY_V4.into(), layout::GATEWAY_V6.into()],
             ports_map: Some(agent::kernel::programs::ports_map(&layout.bpf())),
             outside_listener: host_handles.gateway.take(),
+            outside_tls_listener: host_handles.tls_gateway.take(),
+            tls_cert,
+            tls_key,
+            tls_folder: folder,
+            https_port,
             trusted_proxies: args.trusted_proxies.clone(),
             proxy_protocol: args.proxy_protocol,
             admin: NodeComponent::Activator.admin_address(),
-            ..activator::ActivatorConfig::defaults()
+            ..defaults
         };
         let shutdown = self.shutdown.clone();
         self.spawn_component("activator", async { Ok(activator::run(config, shutdown).await?) });
@@ -537,5 +611,85 @@ mod tests {
         assert_eq!(text(join_errors(Ok(()), removal())).as_deref(), Some("half removed: busy"));
         let both = text(join_errors(run(), removal()));
         assert_eq!(both.as_deref(), Some("no gateway: no port; half removed: busy"));
+    }
+
+    /// Options of `rouse up` with these arguments.
+    fn parse_options(args: &[&str]) -> Result<NodeUpArgs, clap::Error> {
+        #[derive(clap::Parser)]
+        struct UpCommand {
+            #[command(flatten)]
+            options: NodeUpArgs,
+        }
+        let words = std::iter::once(&"up").chain(args);
+        <UpCommand as clap::Parser>::try_parse_from(words).map(|it| it.options)
+    }
+
+    /// Makes a folder of one test, and returns its path.
+    fn make_folder(name: &str) -> String {
+        let folder = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn certificate_and_key_are_given_together() {
+        for option in ["--tls-cert", "--tls-key"] {
+            let error = parse_options(&[option, "pair.pem"]).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::MissingRequiredArgument, "{option}");
+        }
+        let args =
+            ["--tls-cert", "pair.crt", "--tls-key", "/keys/pair.key", "--tls-folder", "more"];
+        let files = parse_options(&args).unwrap().certificate_files().unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(files.pair, Some((here.join("pair.crt"), PathBuf::from("/keys/pair.key"))));
+        assert_eq!(files.folder, Some(here.join("more")));
+        assert!(parse_options(&[]).unwrap().certificate_files().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_tls_gateway_listens_only_with_certificate_files() {
+        let folder = make_folder("rouse-tls-listens");
+        let ports = ["--gateway", "127.0.0.1:0", "--tls-gateway", "127.0.0.1:0"];
+        let with_folder = [&ports[..], &["--tls-folder", &folder]].concat();
+        let open = |args: &[&str], component| {
+            HostHandles::open(&parse_options(args).unwrap(), &[component]).unwrap()
+        };
+        let plain = open(&ports, NodeComponent::Activator);
+        assert!(plain.gateway.is_some() && plain.tls_gateway.is_none());
+        assert_eq!(plain.https_port(), None);
+        let tls = open(&with_folder, NodeComponent::Activator);
+        let port = tls.tls_gateway.as_ref().unwrap().local_addr().unwrap().port();
+        assert_eq!(tls.https_port().map(NonZeroU16::get), Some(port));
+        let other = open(&with_folder, NodeComponent::Agent);
+        assert!(other.gateway.is_none() && other.tls_gateway.is_none());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_taken_port_names_the_option() {
+        let folder = make_folder("rouse-tls-taken");
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap().to_string();
+        let args = ["--gateway", "127.0.0.1:0", "--tls-gateway", &address, "--tls-folder", &folder];
+        let opened = HostHandles::open(&parse_options(&args).unwrap(), &[NodeComponent::Activator]);
+        let text = format!(
+            "the TLS gateway cannot listen on {address}; choose another with --tls-gateway"
+        );
+        assert_eq!(opened.err().map(|error| error.to_string()), Some(text));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn certificate_files_that_cannot_be_used_end_the_start() {
+        let folder = make_folder("rouse-tls-broken");
+        let (certificate, key) = (format!("{folder}/a.crt"), format!("{folder}/a.key"));
+        std::fs::write(&certificate, "no certificate").unwrap();
+        std::fs::write(&key, "no key").unwrap();
+        let args = ["--gateway", "127.0.0.1:0", "--tls-cert", &certificate, "--tls-key", &key];
+        let opened = HostHandles::open(&parse_options(&args).unwrap(), &[NodeComponent::Activator]);
+        let text =
+            format!("{certificate} and {key} cannot be used: tls.crt holds no certificate in PEM");
+        assert_eq!(opened.err().map(|error| error.to_string()), Some(text));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

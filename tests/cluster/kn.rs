@@ -7,6 +7,7 @@ use serde_json::Value;
 use tests::client_pod::{ClientPod, CurlResponse};
 use tests::installed_cluster::RouseCluster;
 use tests::test_cluster::retry_transport_errors;
+use tests::tls_files::{TlsFiles, first_certificate, tls_secret};
 
 /// Knative's client `kn` in one namespace.
 struct KnClient<'a> {
@@ -212,6 +213,41 @@ spec: {{namespace: {}}}
         let on_claim = |verb: &str| kn.rouse.cluster.kubectl(&[&[verb][..], &claim].concat());
         on_claim("get").expect("the claim is still there");
         on_claim("delete").expect("the claim may go");
+    });
+}
+
+#[test]
+fn kn_gives_a_domain_the_certificate_of_a_secret() {
+    with_kn("kn-tls", |kn| {
+        kn.create(&[]);
+        let domain = format!("{}.example.org", kn.namespace);
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = TlsFiles::new(folder.path(), &[&domain]);
+        let pair = files.issue();
+        let secret = tls_secret("web", &pair.chain_pem, &pair.key_pem);
+        kn.rouse.apply(kn.namespace, &secret).expect("a Secret is taken");
+        let claim = format!(
+            "apiVersion: networking.internal.knative.dev/v1alpha1
+kind: ClusterDomainClaim
+metadata: {{name: {domain}}}
+spec: {{namespace: {}}}
+",
+            kn.namespace
+        );
+        kn.rouse.cluster.apply(&claim).expect("a claim is taken");
+        kn.output(&["domain", "create", &domain, "--ref", "hello", "--tls", "web"]);
+        kn.rouse.wait_ready(kn.namespace, "domainmapping", &domain);
+        let row = kn.list_row(&["domain", "list"], &domain);
+        assert_eq!(row, format!("{domain} https://{domain} True hello"));
+        let clients = kn.rouse.tls_clients(files.authority());
+        kn.rouse.cluster.wait(&format!("the certificate of {domain}"), || {
+            let expected = first_certificate(&pair.chain_pem);
+            (clients.served_certificate(&domain) == expected).then_some(())
+        });
+        assert_eq!(clients.curl(&domain, &["--http2"]), "200 2");
+        kn.output(&["domain", "delete", &domain]);
+        let args = ["delete", "clusterdomainclaim", &domain];
+        kn.rouse.cluster.kubectl(&args).expect("the claim is still there, and may go");
     });
 }
 

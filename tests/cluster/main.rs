@@ -29,6 +29,7 @@ mod service_lifecycle;
 mod sidecars;
 mod standby;
 mod third_party_manifests;
+mod tls;
 mod upgrade;
 mod without_kube_proxy;
 mod xtask_cluster;

@@ -15,3 +15,4 @@ mod raw_tcp;
 mod registry;
 mod service_lifecycle;
 mod standby;
+mod tls;

@@ -15,6 +15,7 @@ use crate::client_pod::{ClientPod, CurlResponse, curl_words};
 use crate::test_cluster::{
     TestCluster, TestNamespace, find_condition, required_variable, xtask_output,
 };
+use crate::tls_client::TlsClients;
 use crate::wait::sleep;
 
 /// Namespace of Rouse's own components.
@@ -111,6 +112,25 @@ impl RouseCluster {
             self.cluster.get(&["service", "--namespace", SYSTEM_NAMESPACE, "rouse-gateway"]);
         let port = service["spec"]["ports"][0]["nodePort"].as_u64().expect("it has a node's port");
         format!("{}:{port}", self.node_address)
+    }
+
+    /// Address of the gateway's port of TLS from outside of the cluster: a node's address and port.
+    pub fn gateway_tls(&self) -> String {
+        let service =
+            self.cluster.get(&["service", "--namespace", SYSTEM_NAMESPACE, "rouse-gateway"]);
+        let ports = service["spec"]["ports"].as_array();
+        let https = ports.into_iter().flatten().find(|port| port["name"] == "https");
+        let port = https.and_then(|port| port["nodePort"].as_u64()).expect("it has a node's port");
+        format!("{}:{port}", self.node_address)
+    }
+
+    /// Clients of that port outside of the cluster, which trust the authority in this file.
+    pub fn tls_clients(&self, authority: PathBuf) -> TlsClients {
+        let gateway = self.gateway_tls().parse().expect("an address and a port");
+        let command = self.cluster.command(&[]).expect("a cluster of xtask's");
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let runner = words.map(|word| word.to_string_lossy().into_owned()).collect();
+        TlsClients { gateway, authority, runner }
     }
 
     /// Address of a node, for node ports of Services.

@@ -22,5 +22,7 @@ pub mod stored_objects;
 pub mod streaming_exchange;
 pub mod test_cluster;
 pub mod test_node;
+pub mod tls_client;
+pub mod tls_files;
 pub mod tunnel;
 pub mod wait;

@@ -20,6 +20,7 @@ use crate::frozen_pods::frozen_pods;
 use crate::leftovers::{FOLDER_PREFIX, record_test_node};
 use crate::stored_objects::{stored_object, stored_pods};
 use crate::test_node::lock_node;
+use crate::tls_files::TlsFiles;
 use crate::wait::wait_for;
 
 /// A running node with all its components; removed on drop.
@@ -29,6 +30,8 @@ pub struct RouseNode {
     pub layout: NodeLayout,
     /// Address of its gateway for requests from outside.
     pub gateway: SocketAddr,
+    /// Address of its gateway for TLS; `None` if it was started without certificates.
+    pub tls_gateway: Option<SocketAddr>,
     program: PathBuf,
     folder: PathBuf,
     process: Child,
@@ -77,6 +80,19 @@ impl RouseNode {
         (node, clock.expect("it was made"))
     }
 
+    /// Starts a node with these certificate files: the pair, and the folder of pairs.
+    pub fn start_with_tls(test: &str, files: &TlsFiles) -> Self {
+        let tls_gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
+        let mut node = Self::start_with(test, |up_command, _| {
+            up_command.arg("--tls-cert").arg(files.certificate());
+            up_command.arg("--tls-key").arg(files.key());
+            up_command.arg("--tls-folder").arg(files.folder());
+            up_command.args(["--tls-gateway", &tls_gateway.to_string()]);
+        });
+        node.tls_gateway = Some(tls_gateway);
+        node
+    }
+
     fn start_with(test: &str, prepare: impl FnOnce(&mut Command, &Path)) -> Self {
         let lock = lock_node();
         let name = format!("{test}-{}", std::process::id());
@@ -101,6 +117,7 @@ impl RouseNode {
         let mut node = Self {
             layout,
             gateway,
+            tls_gateway: None,
             program,
             folder,
             process,

@@ -1,4 +1,4 @@
-//! Shell: builds of the servers and clients that the kernel tier tests and no package has, once into the user's
+//! Shell: builds of the servers and clients of the kernel and local tiers that no package has, once into the user's
 //! cache.
 
 use std::{
@@ -15,12 +15,13 @@ use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoW
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
 /// Source files. The Go module fixes the versions of all dependencies.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "App.java",
     "go/go.mod",
     "go/go.sum",
     "go/main.go",
     "go/http.go",
+    "go/https.go",
     "go/grpc.go",
     "go/requests.go",
     "go/resolver.go",

@@ -264,7 +264,10 @@ fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<Ti
                 args.yes,
             )?;
             image::write_layouts(workspace, &["hello"], &workspace.target.join("images"))?;
-            run_as_root("local", args, builder, &[], &[], 1)
+            // Some of its clients of TLS are in Go.
+            let servers = servers::build(workspace)?;
+            let variables = [("ROUSE_SERVERS", servers.as_os_str())];
+            run_as_root("local", args, builder, &variables, &[], 1)
         }
         TestTier::Cluster => cluster::run(args, builder),
     }

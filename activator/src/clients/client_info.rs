@@ -17,6 +17,8 @@ pub struct ClientInfo {
     pub port: u16,
     /// Information of the connection about the client behind it.
     pub proxied_client: ProxiedClient,
+    /// True if the client's connection to the activator has TLS.
+    pub is_tls: bool,
     /// Position of the connection among those that are asked to reconnect.
     pub reconnect_jitter: ReconnectJitter,
 }
@@ -33,6 +35,7 @@ impl ClientInfo {
             traffic_origin: entrypoint.traffic_origin(),
             address: self.address,
             proxied_client: self.proxied_client,
+            is_tls: self.is_tls,
         }
     }
 }

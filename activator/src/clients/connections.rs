@@ -22,7 +22,8 @@ use crate::{
 mod connection;
 
 pub use connection::{
-    ActiveRequestGuard, ClientConnection, HeadBytesGuard, RefusalGuard, ResponseBytesGuard,
+    ActiveRequestGuard, ClientConnection, HeadBytesGuard, RefusalGuard, RequestBodyGuard,
+    ResponseBytesGuard,
 };
 
 /// Divisor of the number of connections. The quotient is the number of idle ones that are closed at once, so that not

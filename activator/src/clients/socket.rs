@@ -27,8 +27,8 @@ use tokio::{
 
 use crate::{
     clients::{
-        connections::ClientConnection, http2_frames::Http2FrameInspector,
-        request_targets::RequestTargetInspector,
+        client_stream::ClientStream, connections::ClientConnection,
+        http2_frames::Http2FrameInspector, request_targets::RequestTargetInspector,
     },
     edge::proxy_protocol::{self, ProxyHeader, ProxyHeaderStep},
 };
@@ -47,6 +47,8 @@ const MAX_INTERIM_BYTES: usize = 64 << 10;
 const UNREAD_DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Total time for which they are drained. nginx's `lingering_time` is 30 s.
 const UNREAD_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of bytes that are drained at once.
+const UNREAD_DRAIN_PIECE: usize = 64 << 10;
 
 /// First bytes of a client that speaks HTTP/2 without an upgrade (RFC 9113 §3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -70,6 +72,26 @@ pub async fn read_proxy_header(stream: &mut TcpStream) -> io::Result<ProxyHeader
     }
 }
 
+/// Reads and drops what a client still sends, in pieces of `piece` bytes. Ends with the client's stream, or after a
+/// bounded time.
+pub(crate) async fn drain_bytes(
+    piece: usize,
+    mut poll_read: impl FnMut(&mut Context<'_>, &mut ReadBuf<'_>) -> Poll<io::Result<()>>,
+) {
+    let read = async {
+        let mut unwanted = vec![0; piece];
+        loop {
+            let mut into = ReadBuf::new(&mut unwanted);
+            let next_read = poll_fn(|cx| poll_read(cx, &mut into));
+            match tokio::time::timeout(UNREAD_DRAIN_IDLE_TIMEOUT, next_read).await {
+                Ok(Ok(())) if !into.filled().is_empty() => {}
+                _ => return,
+            }
+        }
+    };
+    let _ = tokio::time::timeout(UNREAD_DRAIN_TIMEOUT, read).await;
+}
+
 /// Error of a client that has closed its connection completely.
 #[derive(Debug, thiserror::Error)]
 #[error("client has gone")]
@@ -77,7 +99,7 @@ pub struct ClientGoneError;
 
 #[derive(Debug)]
 struct ClientSocketInner {
-    stream: TcpStream,
+    stream: ClientStream,
     /// True if hyper has flushed everything since the request came.
     is_flushed: bool,
     /// True if the first byte of the response was sent ahead.
@@ -109,8 +131,9 @@ struct ClientSocketInner {
 pub struct RawRequestTarget(pub Bytes);
 
 impl ClientSocket {
-    /// Wraps the socket of a client, whose bytes are charged to `client_connection`.
-    pub fn new(stream: TcpStream, client_connection: Arc<ClientConnection>) -> Self {
+    /// Wraps the stream of a client, whose bytes are charged to `client_connection`.
+    pub fn new(stream: impl Into<ClientStream>, client_connection: Arc<ClientConnection>) -> Self {
+        let stream = stream.into();
         let (interim, flush_waker) = (BytesMut::new(), None);
         let (is_flushed, is_first_byte_sent, has_unread_body) = (false, false, false);
         let targets = RequestTargetInspector::disabled(0);
@@ -133,7 +156,16 @@ impl ClientSocket {
         })))
     }
 
-    /// Waits for the client's first bytes. Returns true if they are those of HTTP/2. Nothing is read.
+    /// Waits for the client's first bytes. Returns true if the client speaks HTTP/2: over TLS by ALPN, otherwise by
+    /// these bytes.
+    pub async fn detect_http2(&self) -> io::Result<bool> {
+        let negotiated = self.lock().stream.negotiated_http2();
+        let Some(is_http2) = negotiated else { return self.peek_http2_preface().await };
+        poll_fn(|cx| self.lock().stream.poll_read_ready(cx)).await?;
+        Ok(is_http2)
+    }
+
+    /// Waits for the first bytes of a client without TLS. Returns true if they are those of HTTP/2. Nothing is read.
     pub async fn peek_http2_preface(&self) -> io::Result<bool> {
         loop {
             poll_fn(|cx| self.poll_read_ready(cx)).await?;
@@ -148,7 +180,8 @@ impl ClientSocket {
     fn try_peek_http2_preface(&self) -> io::Result<bool> {
         // Before the peek: if the client has closed its half already, no further byte comes after the peeked ones.
         let is_half_closed = self.is_half_closed();
-        let stream = &self.lock().stream;
+        let inner = self.lock();
+        let stream = inner.stream.tcp();
         // Readiness is cleared if this would block, so that the next peek waits for more bytes. What becomes ready
         // during the peek stays ready.
         stream.try_io(Interest::READABLE, || {
@@ -174,13 +207,18 @@ impl ClientSocket {
         self.lock().frames = Some(Http2FrameInspector::after_preface(HTTP2_PREFACE.len()));
     }
 
-    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), if that is possible at once.
+    /// Sends GOAWAY with a reason to an HTTP/2 client in place of h2 (RFC 9113 §6.8), as the last bytes, if that is
+    /// possible at once.
     pub fn send_goaway(&self, reason: h2::Reason) {
         const FRAME: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
         // The last stream id is the highest possible: no stream is declared as unprocessed.
         let last = (u32::MAX >> 1).to_be_bytes();
         let frame = [&FRAME[..], &last, &u32::from(reason).to_be_bytes()].concat();
-        let _ = self.lock().stream.try_write(&frame);
+        let mut inner = self.lock();
+        if inner.stream.try_write(&frame).is_ok() {
+            // A client of TLS would take an end without it for an error, and not report the reason.
+            let _ = inner.stream.try_close_notify();
+        }
     }
 
     /// Target of the request that has come as `uri`, if the client wrote it in another form.
@@ -193,7 +231,7 @@ impl ClientSocket {
     pub async fn wait_client_gone(&self) {
         self.lock().is_flushed = false;
         // Needs no system call while nothing comes, which is the usual case.
-        let _ = poll_fn(|cx| self.lock().stream.poll_read_ready(cx)).await;
+        let _ = poll_fn(|cx| self.poll_read_ready(cx)).await;
         Box::pin(self.wait_close_confirmed()).await;
     }
 
@@ -241,19 +279,18 @@ impl ClientSocket {
         if !self.lock().has_unread_body {
             return;
         }
-        let read = async {
-            let mut unwanted = vec![0; 64 << 10];
-            loop {
-                let mut into = ReadBuf::new(&mut unwanted);
-                let next_read =
-                    poll_fn(|cx| Pin::new(&mut self.lock().stream).poll_read(cx, &mut into));
-                match tokio::time::timeout(UNREAD_DRAIN_IDLE_TIMEOUT, next_read).await {
-                    Ok(Ok(())) if !into.filled().is_empty() => {}
-                    _ => return,
-                }
-            }
+        let poll_read = |cx: &mut Context<'_>, into: &mut ReadBuf<'_>| {
+            self.lock().stream.poll_read_tcp(cx, into)
         };
-        let _ = tokio::time::timeout(UNREAD_DRAIN_TIMEOUT, read).await;
+        drain_bytes(UNREAD_DRAIN_PIECE, poll_read).await;
+    }
+
+    /// Waits until the client has closed its sending half, or the whole connection, behind bytes that nothing reads now.
+    pub(crate) async fn wait_hidden_fin(&self) {
+        // Most responses end before the watch is worth a descriptor.
+        tokio::time::sleep(FIN_WATCH_DELAY).await;
+        let Ok(watch) = self.clone_stream() else { return pending().await };
+        let _ = watch.ready(Interest::PRIORITY | Interest::ERROR).await;
     }
 
     /// Waits until the client's kernel has sent a reset.
@@ -262,27 +299,27 @@ impl ClientSocket {
         let _ = watch.ready(Interest::ERROR).await;
     }
 
-    /// Registers the task for the next bytes or the end of the client's stream.
+    /// Registers the task for the next bytes or the end of the client's TCP stream.
     pub(crate) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.lock().stream.poll_read_ready(cx)
+        self.lock().stream.tcp().poll_read_ready(cx)
     }
 
     /// Second handle of the stream: the readiness of the first stays "closed" from the FIN on and cannot report the
     /// reset.
     fn clone_stream(&self) -> io::Result<TcpStream> {
-        let copy = self.lock().stream.as_fd().try_clone_to_owned()?;
+        let copy = self.lock().stream.tcp().as_fd().try_clone_to_owned()?;
         TcpStream::from_std(copy.into())
     }
 
     /// Returns true if the client has closed its sending half, or the whole connection.
     pub(crate) fn is_half_closed(&self) -> bool {
         // The kernel reports a close together with urgent data, which no client sends here.
-        self.lock().stream.ready(Interest::PRIORITY).now_or_never().is_some()
+        self.lock().stream.tcp().ready(Interest::PRIORITY).now_or_never().is_some()
     }
 
     /// Returns true if the client's kernel has sent a reset.
     pub(crate) fn is_reset(&self) -> bool {
-        self.lock().stream.ready(Interest::ERROR).now_or_never().is_some()
+        self.lock().stream.tcp().ready(Interest::ERROR).now_or_never().is_some()
     }
 
     /// Sends the first byte of the response, once no byte of another response can come after it.
@@ -294,6 +331,11 @@ impl ClientSocket {
             return Poll::Pending;
         }
         if inner.is_first_byte_sent {
+            return Poll::Ready(Ok(()));
+        }
+        // What is left of an interim response goes first. If it cannot, it fills the send buffer as below.
+        inner.try_write_interim();
+        if !inner.interim.is_empty() {
             return Poll::Ready(Ok(()));
         }
         match inner.stream.try_write(FIRST_RESPONSE_BYTE) {
@@ -372,11 +414,9 @@ impl AsyncWrite for ClientSocket {
 impl ClientSocketInner {
     /// Writes interim responses as far as possible at once. The rest is written before hyper's next bytes.
     fn try_write_interim(&mut self) {
-        while let Ok(sent) = self.stream.try_write(&self.interim) {
+        while !self.interim.is_empty() {
+            let Ok(sent) = self.stream.try_write(&self.interim) else { return };
             self.interim.advance(sent);
-            if self.interim.is_empty() {
-                return;
-            }
         }
     }
 

@@ -47,6 +47,8 @@ pub struct ForwardedRequestSender {
     pub address: IpAddr,
     /// Information of the connection itself about its client.
     pub proxied_client: ProxiedClient,
+    /// True if the connection has TLS.
+    pub is_tls: bool,
 }
 
 /// Information of a connection about the client behind it.
@@ -74,8 +76,9 @@ impl ForwardedRequestSender {
 
     /// Protocol of the client's own connection, as far as the connection reveals it.
     fn scheme(self) -> &'static str {
-        let is_secure = matches!(self.proxied_client, ProxiedClient::Named { is_secure: true });
-        if is_secure { "https" } else { "http" }
+        let is_named_secure =
+            matches!(self.proxied_client, ProxiedClient::Named { is_secure: true });
+        if self.is_tls || is_named_secure { "https" } else { "http" }
     }
 }
 

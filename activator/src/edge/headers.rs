@@ -45,7 +45,10 @@ const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
 const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 
 /// Protocol to which every client may switch (RFC 6455).
-const WEBSOCKET: &str = "websocket";
+pub const WEBSOCKET: &str = "websocket";
+
+/// Port that a URL of https means if it names none (RFC 9110 §4.2.2).
+pub const HTTPS_PORT: u16 = 443;
 
 /// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` stays, because the writer of the next message needs
 /// to see it and writes its own. `Trailer` has to reach the other end.
@@ -118,12 +121,13 @@ pub fn rewrite_request_head(
 }
 
 /// Location of the redirect by `http-protocol: Redirected`: the same URL over https, and `/` for `OPTIONS *`, which has
-/// no path.
-pub fn https_location(head: &request::Parts) -> Option<HeaderValue> {
+/// no path. The port is left out if it is that of https, 443.
+pub fn https_location(head: &request::Parts, https_port: u16) -> Option<HeaderValue> {
     let host = host::request_host(head)?;
     let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
     let path = path.map_or("/", PathAndQuery::as_str);
-    HeaderValue::try_from(format!("https://{host}{path}")).ok()
+    let port = if https_port == HTTPS_PORT { String::new() } else { format!(":{https_port}") };
+    HeaderValue::try_from(format!("https://{host}{port}{path}")).ok()
 }
 
 /// Changes a pod's head to the one for the client, whose HTTP version is `version`.
@@ -264,7 +268,7 @@ fn header_value(header: &str, text: &str) -> Result<HeaderValue, ProxyRequestErr
 }
 
 /// Changes the head to HTTP/2, which has host and scheme in the target, and no hops (RFC 9113 §8.3.1).
-fn convert_to_http2(head: &mut request::Parts) {
+pub fn convert_to_http2(head: &mut request::Parts) {
     head.version = Version::HTTP_2;
     let host = head.headers.get(header::HOST).map(HeaderValue::as_bytes);
     let Some(authority) = host.and_then(|host| Authority::try_from(host).ok()) else {

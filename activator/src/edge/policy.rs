@@ -44,6 +44,8 @@ impl EdgePolicy {
             allowed_upgrades: [&*self.startup.allowed_upgrades, &settings.allowed_upgrades]
                 .concat(),
             allows_underscores: self.startup.allows_underscores || settings.allows_underscores,
+            certificates: [&*self.startup.certificates, &settings.certificates].concat(),
+            https_port: settings.https_port.or(self.startup.https_port),
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
@@ -52,15 +54,50 @@ impl EdgePolicy {
                 requires_proxy_protocol,
                 allowed_upgrades,
                 allows_underscores,
+                certificates,
+                https_port,
             } = &next;
             info!(
                 ?trusted_proxies,
                 proxy_protocol = requires_proxy_protocol,
                 upgrades = ?allowed_upgrades,
                 underscores = allows_underscores,
+                ?certificates,
+                ?https_port,
                 "edge policy set"
             );
             *now = Arc::new(next);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use common::wire::{GlobalSettings, NamespacedName};
+
+    use super::*;
+
+    #[test]
+    fn the_https_port_of_the_table_goes_before_the_setting() {
+        let startup = EdgeSettings { https_port: NonZeroU16::new(8443), ..EdgeSettings::default() };
+        let policy = EdgePolicy::new(startup);
+        let certificates = vec![NamespacedName::new("rouse-system", "wildcard")];
+        let in_force = |port: u16| {
+            let https_port = NonZeroU16::new(port);
+            let edge = EdgeSettings {
+                https_port,
+                certificates: certificates.clone(),
+                ..EdgeSettings::default()
+            };
+            let settings = GlobalSettings { edge, ..GlobalSettings::default() };
+            let changes = [(RouteKey::Settings, RouteChange::Settings(settings))].into();
+            policy.apply_batch(&RouteBatch { changes, ..RouteBatch::default() });
+            policy.current()
+        };
+        assert_eq!(in_force(30_443).https_port, NonZeroU16::new(30_443));
+        assert_eq!(in_force(0).https_port, NonZeroU16::new(8443), "0: the activator's own setting");
+        assert_eq!(in_force(0).certificates, certificates);
     }
 }

@@ -1,4 +1,5 @@
-//! Shell: the server of client connections: their client, their HTTP version, and their requests until they end.
+//! Shell: the server of client connections: their client, their transport and HTTP version, and their requests until
+//! they end.
 
 use std::{
     convert::Infallible,
@@ -15,7 +16,7 @@ use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::TcpStream,
     time::{Instant, error::Elapsed, sleep, timeout},
@@ -29,6 +30,7 @@ use crate::{
     },
     clients::{
         client_info::ClientInfo,
+        client_stream::ClientStream,
         connections::{ActiveRequestGuard, ClientConnection, ClientConnections},
         head_charge,
         reconnect_jitter::ReconnectJitter,
@@ -36,18 +38,19 @@ use crate::{
     },
     clock::random_u64,
     edge::{client_headers::ProxiedClient, proxy_protocol::ProxyHeader},
-    entrypoint::Entrypoint,
+    entrypoint::{ClientTransport, Entrypoint},
     listeners::{charged_body::ChargedResponseBody, stream_resets::StreamResetCounter},
     request_error::ProxyRequestError,
     requests::{
         forwarder::RequestForwarder, response_body::ClientResponseBody,
-        watched_body::ClientWatchedBody,
+        stream_tasks::StreamTaskExecutor, watched_body::ClientWatchedBody,
     },
     routes::service::{PortProtocol, RoutedService},
 };
 
 mod accept;
 mod port_protocol;
+mod tls_accept;
 
 /// Interval of pings while a stream is open. A client that leaves a ping unanswered for as long is gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -61,7 +64,7 @@ pub struct ClientConnectionServer {
     forwarder: Arc<RequestForwarder>,
     connections: Arc<ClientConnections>,
     http1: http1::Builder,
-    http2: http2::Builder<TokioExecutor>,
+    http2: http2::Builder<StreamTaskExecutor>,
     /// Time of the last warning that connections cannot be accepted.
     last_warning: Mutex<Option<Instant>>,
 }
@@ -69,8 +72,8 @@ pub struct ClientConnectionServer {
 /// Protocol of a connection at its accept.
 #[derive(Debug)]
 enum AcceptedProtocol {
-    /// It brings requests of HTTP.
-    Http,
+    /// It brings requests of HTTP, over this transport.
+    Http(ClientTransport),
     /// It is one request of raw TCP for this service, and the guard counts it as such.
     RawTcp(Arc<RoutedService>, ActiveRequestGuard),
     /// The RouteTable does not name it yet.
@@ -92,9 +95,11 @@ impl ClientConnectionServer {
             // The socket detects whether a client that has closed its sending half is gone.
             .half_close(true)
             .auto_date_header(true);
-        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        let mut http2 = http2::Builder::new(StreamTaskExecutor);
         http2
             .timer(TokioTimer::new())
+            // Browsers open no WebSocket over HTTP/2 without it, and not all of them try HTTP/1.1 then.
+            .enable_connect_protocol()
             .max_header_list_size(u32::try_from(bounds.max_head_bytes).unwrap_or(u32::MAX))
             // For an entry of its table h2 would keep the whole buffer that the entry came in.
             .header_table_size(0)
@@ -116,15 +121,19 @@ impl ClientConnectionServer {
     /// Serves a connection; `edge` is the policy at its accept.
     async fn serve_connection(
         &self,
-        mut stream: TcpStream,
+        stream: TcpStream,
         entrypoint: Entrypoint,
         peer: SocketAddr,
         client_connection: Arc<ClientConnection>,
         protocol: AcceptedProtocol,
         edge: &EdgeSettings,
     ) -> Result<(), hyper::Error> {
+        let mut transport = ClientTransport::Plain;
         let tcp_request = match protocol {
-            AcceptedProtocol::Http => None,
+            AcceptedProtocol::Http(accepted) => {
+                transport = accepted;
+                None
+            }
             AcceptedProtocol::RawTcp(service, request_guard) => Some((service, request_guard)),
             // Boxed, so that a connection whose protocol is known holds no memory for it.
             AcceptedProtocol::Unknown => {
@@ -144,6 +153,19 @@ impl ClientConnectionServer {
             Box::pin(served).await;
             return Ok(());
         }
+        self.serve_http(stream, transport, entrypoint, peer, client_connection, edge).await
+    }
+
+    /// Serves a connection that brings requests of HTTP: the PROXY header, the handshake of TLS, and the requests.
+    async fn serve_http(
+        &self,
+        mut stream: TcpStream,
+        transport: ClientTransport,
+        entrypoint: Entrypoint,
+        peer: SocketAddr,
+        client_connection: Arc<ClientConnection>,
+        edge: &EdgeSettings,
+    ) -> Result<(), hyper::Error> {
         let Some((client, proxied_client)) =
             self.identify_client(&mut stream, entrypoint, peer, edge).await
         else {
@@ -155,11 +177,20 @@ impl ClientConnectionServer {
         {
             return Ok(());
         }
+        let stream = match transport {
+            ClientTransport::Plain => ClientStream::from(stream),
+            // Boxed, so that nothing of the handshake is left afterwards.
+            ClientTransport::Tls => match Box::pin(self.accept_tls(stream, client)).await {
+                Some(stream) => stream,
+                None => return Ok(()),
+            },
+        };
         let (address, port) = (client.ip().to_canonical(), client.port());
         let client = ClientInfo {
             address,
             port,
             proxied_client,
+            is_tls: stream.is_tls(),
             reconnect_jitter: ReconnectJitter::from_random(random_u64()),
         };
         let socket = ClientSocket::new(stream, Arc::clone(&client_connection));
@@ -210,12 +241,14 @@ impl ClientConnectionServer {
 
     /// Returns true if the client speaks HTTP/2.
     async fn detect_http2(&self, socket: &ClientSocket) -> Result<io::Result<bool>, Elapsed> {
-        let preface = socket.peek_http2_preface();
-        tokio::pin!(preface);
+        let first_bytes = socket.detect_http2();
+        tokio::pin!(first_bytes);
         tokio::select! {
             biased;
-            first = timeout(self.connections.budget.head_timeout, preface.as_mut()) => first,
-            () = self.forwarder.close_when_idle.cancelled() => timeout(SHUTDOWN_PREFACE_TIMEOUT, preface).await,
+            first = timeout(self.connections.budget.head_timeout, first_bytes.as_mut()) => first,
+            () = self.forwarder.close_when_idle.cancelled() => {
+                timeout(SHUTDOWN_PREFACE_TIMEOUT, first_bytes).await
+            }
         }
     }
 
@@ -267,6 +300,8 @@ impl ClientConnectionServer {
         tokio::pin!(connection);
         // A refused or stopping connection finishes its present exchange and takes no other one.
         tokio::select! {
+            // Biased to the connection: its first request has come, and hyper would close it unread.
+            biased;
             ended = connection.as_mut() => return ended,
             () = client_connection.wait_refused() => {}
             () = self.forwarder.close_when_idle.cancelled() => {}

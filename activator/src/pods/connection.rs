@@ -1,7 +1,9 @@
 //! Shell: one connection to a pod, in HTTP/1.1, HTTP/2 or raw TCP, and the exchanges over it.
 
 use std::{
+    future::poll_fn,
     io,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -17,9 +19,12 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
     body::Incoming,
     client::conn::{TrySendError, http2},
+    rt::Executor,
+    upgrade::OnUpgrade,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::Notify};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::debug;
 
 use crate::{
@@ -30,9 +35,9 @@ use crate::{
         exchange_error::{ExchangeError, PodError, PodSendError},
         http1_connection::{
             Http1PodConnection, Http1ResponseBody, InterimResponseSink, READ_CHUNK_BYTES,
-            UpgradedPodStream,
         },
         request_body::PodRequestBody,
+        upgraded_pod::UpgradedPod,
     },
     tcp_socket,
 };
@@ -66,6 +71,20 @@ pub struct Http2PodConnection {
     sender: http2::SendRequest<PodRequestBody>,
     stream_uses: Arc<Http2StreamUses>,
     max_idle: Duration,
+    /// Token that closes the connection at once; `None`: it is shared, and no request may close it.
+    cut_off: Option<CancellationToken>,
+}
+
+/// Executor of the tasks that hyper spawns for the connection of one WebSocket.
+///
+/// hyper ends a stream in order whenever its owner drops it, and keeps it for as long as the pod takes no bytes. The end
+/// of these tasks closes the connection instead.
+#[derive(Clone, Debug, Default)]
+struct WebSocketTaskExecutor {
+    /// Cancelled to end the tasks, and with them the connection.
+    cut_off: CancellationToken,
+    /// Notified after each step of a task.
+    progress: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -123,18 +142,40 @@ impl PodConnection {
 
     /// Opens an HTTP/2 connection, and drives it in a task of its own until it ends.
     async fn open_http2(stream: TcpStream, max_idle: Duration) -> io::Result<Self> {
-        // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that
-        // a pod's responses do not depend on its protocol.
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(POD_STREAM_WINDOW)
-            .initial_connection_window_size(POD_CONNECTION_WINDOW)
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_INTERVAL)
-            .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
-        let (sender, driver) =
-            builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let builder = http2_builder(TokioExecutor::new());
+        let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
+        let (sender, driver) = handshake.await.map_err(io::Error::other)?;
+        Ok(Self::start_http2(sender, driver, max_idle, None))
+    }
+
+    /// Opens an HTTP/2 connection for one WebSocket. `None`: the pod does not take extended CONNECT (RFC 8441 §3), or
+    /// speaks no HTTP/2.
+    pub async fn open_for_websocket(stream: TcpStream) -> Option<Self> {
+        let executor = WebSocketTaskExecutor::default();
+        // Without a stream until the pod's settings come, the maximum tells that they have.
+        let mut builder = http2_builder(executor.clone());
+        builder.initial_max_send_streams(0_usize);
+        let handshake = builder.handshake::<_, PodRequestBody>(TokioIo::new(stream));
+        let (sender, mut driver) = handshake.await.ok()?;
+        // hyper does not report settings. A step of its tasks reads them, so no timer has to look for them: a pod that
+        // is still starting may take minutes.
+        while driver.current_max_send_streams() == 0 {
+            tokio::select! {
+                _ended = &mut driver => return None,
+                () = executor.progress.notified() => {}
+            }
+        }
+        let is_allowed = driver.is_extended_connect_protocol_enabled();
+        let cut_off = Some(executor.cut_off);
+        is_allowed.then(|| Self::start_http2(sender, driver, Duration::ZERO, cut_off))
+    }
+
+    fn start_http2(
+        sender: http2::SendRequest<PodRequestBody>,
+        driver: impl Future<Output = hyper::Result<()>> + Send + 'static,
+        max_idle: Duration,
+        cut_off: Option<CancellationToken>,
+    ) -> Self {
         // hyper reads and writes only while its driver runs, also while no request uses the connection.
         tokio::spawn(async move {
             if let Err(error) = driver.await {
@@ -145,7 +186,7 @@ impl PodConnection {
             active_streams: AtomicU32::new(0),
             last_used_ns: AtomicU64::new(now_ns()),
         };
-        Ok(Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle }))
+        Self::Http2(Http2PodConnection { sender, stream_uses: Arc::new(uses), max_idle, cut_off })
     }
 
     /// Sends a request and waits for the head of its final response. Dropping the future ends the exchange.
@@ -175,6 +216,11 @@ impl PodConnection {
             Self::Http2(shared) => shared.is_reusable(),
             Self::Http2Stream(_) | Self::Tcp(_) => false,
         }
+    }
+
+    /// Returns true if it speaks HTTP/2.
+    pub fn is_http2(&self) -> bool {
+        matches!(self, Self::Http2(_) | Self::Http2Stream(_))
     }
 
     /// Returns the TCP connection itself. `None`: it speaks HTTP.
@@ -230,9 +276,29 @@ impl PodResponseBody {
         }
     }
 
-    /// Leaves HTTP after a switch of protocols. `None`: the response is not one over HTTP/1.1.
-    pub fn into_upgraded(self) -> Option<UpgradedPodStream> {
-        if let Self::Http1(body) = self { body.into_upgraded() } else { None }
+    /// Leaves HTTP after a switch of protocols, or after an extended CONNECT, whose response has `upgrade`. `None`: the
+    /// response allows neither.
+    pub fn into_upgraded(self, upgrade: Option<OnUpgrade>) -> Option<UpgradedPod> {
+        match (self, upgrade) {
+            (Self::Http1(body), None) => body.into_upgraded().map(UpgradedPod::Http1),
+            (Self::Http2(_, stream), Some(upgrade)) => Some(UpgradedPod::Http2(upgrade, stream)),
+            (Self::Http1(_), Some(_)) | (Self::Http2(..), None) | (Self::Ended, _) => None,
+        }
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for WebSocketTaskExecutor {
+    fn execute(&self, task: F) {
+        let Self { cut_off, progress } = self.clone();
+        tokio::spawn(async move {
+            let mut task = pin!(task);
+            let notifying = poll_fn(|cx| {
+                let next = task.as_mut().poll(cx);
+                progress.notify_one();
+                next
+            });
+            cut_off.run_until_cancelled(notifying).await;
+        });
     }
 }
 
@@ -268,6 +334,12 @@ impl Http2PodStream {
     fn start(shared: Http2PodConnection) -> Self {
         shared.stream_uses.active_streams.fetch_add(1, Ordering::Relaxed);
         Self(shared)
+    }
+
+    /// Returns a guard that closes the connection at once when it is dropped. `None`: other requests share the
+    /// connection.
+    pub fn cut_off_guard(&self) -> Option<DropGuard> {
+        self.0.cut_off.clone().map(CancellationToken::drop_guard)
     }
 
     async fn send(
@@ -312,6 +384,21 @@ impl From<TrySendError<Request<PodRequestBody>>> for PodSendError {
     }
 }
 
+/// Builder of HTTP/2 connections to pods, whose tasks run on `executor`.
+fn http2_builder<E: Clone>(executor: E) -> http2::Builder<E> {
+    // The windows of all streams fit into that of the connection. Head sizes are bounded as over HTTP/1.1, so that a
+    // pod's responses do not depend on its protocol.
+    let mut builder = http2::Builder::new(executor);
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(POD_STREAM_WINDOW)
+        .initial_connection_window_size(POD_CONNECTION_WINDOW)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_INTERVAL)
+        .max_header_list_size(u32::try_from(MAX_POD_HEAD).unwrap_or(u32::MAX));
+    builder
+}
+
 fn clone_head(request: &Request<PodRequestBody>) -> Request<PodRequestBody> {
     let mut copy = Request::new(PodRequestBody::Empty);
     *copy.method_mut() = request.method().clone();
@@ -333,4 +420,31 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
         cause = source.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn settings_are_awaited_without_a_timer() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let _silent = listener.accept().await.unwrap();
+        // From here on the time advances whenever nothing else happens.
+        tokio::time::pause();
+        let mut steps = 0_u32;
+        let mut open = pin!(PodConnection::open_for_websocket(stream));
+        let counting = poll_fn(|cx| {
+            steps += 1;
+            open.as_mut().poll(cx)
+        });
+        let opened = tokio::time::timeout(Duration::from_secs(60), counting).await;
+        assert!(opened.is_err(), "the pod sends no settings");
+        assert!(steps < 100, "{steps} steps in a minute");
+    }
 }

@@ -26,6 +26,7 @@ use crate::{
     },
     revisions::revision::ActivatorRevision,
     routes::{index::RouteIndex, service::RoutedService},
+    tls::host_certificates::HostCertificates,
 };
 
 mod forwarding;
@@ -41,6 +42,8 @@ pub struct RequestForwarder {
     pub routes: Arc<RouteIndex>,
     /// Policy for proxies and upgrades.
     pub edge_policy: EdgePolicy,
+    /// Certificates of hosts, for handshakes at the gateway.
+    pub certificates: Arc<HostCertificates>,
     /// Log of finished requests.
     pub request_log: Arc<RequestLogger>,
     /// Counters and gauges of the activator.
@@ -75,6 +78,8 @@ impl RequestForwarder {
     pub fn apply(&self, batch: RouteBatch) -> bool {
         self.edge_policy.apply_batch(&batch);
         self.request_log.apply_batch(&batch);
+        // Before the routes: a host that is routed over TLS has its certificate.
+        self.certificates.apply_batch(&batch);
         self.routes.apply(batch)
     }
 
@@ -196,7 +201,8 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         | ProxyRequestError::TooManyRequestBytes
         | ProxyRequestError::BodyIdleTimeout
         | ProxyRequestError::BadRequest(_)
-        | ProxyRequestError::ConnectMethod => {
+        | ProxyRequestError::ConnectMethod
+        | ProxyRequestError::ConnectProtocol => {
             debug!(?entrypoint, %client, code, %failure, "request refused")
         }
     }

@@ -13,10 +13,16 @@ use hyper::upgrade::OnUpgrade;
 
 use crate::{
     clients::{
-        client_info::ClientInfo, connections::ClientConnection, head_charge, socket::ClientSocket,
+        client_info::ClientInfo,
+        connections::{ClientConnection, RequestBodyGuard},
+        head_charge,
+        socket::ClientSocket,
     },
     clock::random_u64,
-    edge::headers::{self, PodRequestContext},
+    edge::{
+        headers::{self, PodRequestContext},
+        websocket::WebSocketHandshake,
+    },
     entrypoint::Entrypoint,
     pods::request_body::PodRequestBody,
     request_error::ProxyRequestError,
@@ -61,8 +67,12 @@ pub(crate) struct PendingRequest {
     pub(crate) settings: RevisionRouteSettings,
     /// HTTP version of the client.
     pub(crate) client_version: Version,
-    /// Client's side of the connection, for the time after it switches to another protocol.
+    /// Client's side of the connection or stream, for the time after it switches to another protocol.
     pub(crate) upgrade: Option<OnUpgrade>,
+    /// Handshake of a client of HTTP/2 that opens a WebSocket, once its head is prepared.
+    pub(crate) websocket: Option<WebSocketHandshake>,
+    /// Guard of the bytes that such a client sends, which hyper does not treat as a body.
+    pub(crate) websocket_body: Option<RequestBodyGuard>,
     /// Client socket, if the client can get interim responses.
     pub(crate) socket: Option<ClientSocket>,
     /// Client connection that the request came over.
@@ -106,6 +116,8 @@ impl PendingRequest {
         edge: &EdgeSettings,
     ) -> Result<Request<PodRequestBody>, ProxyRequestError> {
         let (mut head, body) = request.into_parts();
+        // From here on the request is the one that a client of HTTP/1.1 would have sent.
+        self.websocket = WebSocketHandshake::from_connect(&mut head, random_u64);
         let context = PodRequestContext {
             sender: self.client.request_sender(self.entrypoint),
             edge,

@@ -20,7 +20,7 @@ use common::{
     request_log::{CapturedRequest, LoggedRequest, LoggedResponse, LoggedRevision},
     wire::{self, NamespacedName, RouteChange, RouteKey},
 };
-use http::{HeaderValue, Version, header, request};
+use http::{HeaderValue, Method, Version, header, request};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -227,8 +227,10 @@ fn capture_request(
     let authority = || uri.authority().map_or("", |it| it.as_str()).to_owned();
     let host = host_header.unwrap_or_else(authority);
     let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
+    // Of CONNECT, only handshakes of WebSockets are forwarded. They are logged as in HTTP/1.1, which Envoy does too.
+    let is_websocket = head.method == Method::CONNECT;
     settings.template.capture(&LoggedRequest {
-        method: head.method.as_str(),
+        method: if is_websocket { "GET" } else { head.method.as_str() },
         target: &target,
         path: uri.path(),
         query: uri.query().unwrap_or_default(),

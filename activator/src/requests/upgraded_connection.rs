@@ -12,17 +12,19 @@ use std::{
     time::Duration,
 };
 
-use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{debug, info};
 
 use crate::{
-    pods::http1_connection::UpgradedPodStream, requests::request_timer::RequestTimer,
+    pods::upgraded_pod::UpgradedPod,
+    requests::{
+        request_timer::RequestTimer,
+        upgraded_client::{UpgradedClient, UpgradedStream},
+    },
     revisions::revision::PodPermit,
 };
 
@@ -31,32 +33,65 @@ use crate::{
 /// Knative ends upgraded connections by `timeoutSeconds` too, and by the other timeouts even while bytes pass. Here
 /// bytes that pass count as bytes of a response: the first ones end the response start timeout, and all of them restart
 /// the idle timeout.
+///
+/// Unless both ends have closed, a client's stream of HTTP/2 is reset, and a pod's connection closes at once. A client's
+/// connection of HTTP/1.1 just closes.
 pub async fn relay_upgraded_connection(
-    client: OnUpgrade,
-    mut pod: UpgradedPodStream,
+    client: UpgradedClient,
+    pod: UpgradedPod,
     permit: Arc<PodPermit>,
     timer: RequestTimer,
     stop: CancellationToken,
 ) {
     // Bytes that the pod has sent behind its head count as its first ones.
-    let activity = Arc::new(UpgradeActivity::new(!pod.buffered.is_empty()));
+    let activity = Arc::new(UpgradeActivity::new(pod.has_buffered_bytes()));
+    let stream = client.stream.clone();
+    let pod_guard = pod.cut_off_guard();
+    let mut client_io = None;
     let relay = async {
+        let (buffered, pod) = pod.complete().await?;
         // hyper completes the client's upgrade only after it has sent the head of the response.
-        let mut client = ActivityTrackedIo(TokioIo::new(client.await?), Arc::clone(&activity));
-        client.write_all(&pod.buffered).await?;
-        let mut pod = ActivityTrackedIo(&mut pod.stream, Arc::clone(&activity));
+        let client = client_io.insert(client.complete().await?);
+        let mut client = ActivityTrackedIo(client, Arc::clone(&activity));
+        client.write_all(&buffered).await?;
+        // Over TLS, written bytes may still be here.
+        client.flush().await?;
+        let mut pod = ActivityTrackedIo(pod, Arc::clone(&activity));
         let byte_counts = tokio::io::copy_bidirectional(&mut client, &mut pod).await?;
         debug!(pod = %permit.pod.uid, carried = ?byte_counts, "upgraded connection ended");
         Ok::<_, Box<dyn Error + Send + Sync>>(())
     };
-    tokio::select! {
-        ended = relay => if let Err(error) = ended {
-            debug!(pod = %permit.pod.uid, %error, "upgraded connection broke");
+    let is_complete = tokio::select! {
+        ended = relay => match ended {
+            Ok(()) => true,
+            Err(error) => {
+                debug!(pod = %permit.pod.uid, %error, "upgraded connection broke");
+                false
+            }
         },
         () = activity.wait_timeout(&timer) => {
             info!(pod = %permit.pod.uid, "upgraded connection ended: request timeout");
+            false
         }
-        () = stop.cancelled() => {}
+        () = wait_given_up(stream.as_deref()) => false,
+        () = stop.cancelled() => false,
+    };
+    if is_complete {
+        // The pod may still have to take the last bytes.
+        drop(pod_guard.map(DropGuard::disarm));
+        return;
+    }
+    drop(pod_guard);
+    if let (Some(stream), Some(client)) = (stream, client_io) {
+        stream.reset(client).await;
+    }
+}
+
+/// Waits until the client's stream cannot go on. A client's whole connection notices that by itself.
+async fn wait_given_up(stream: Option<&UpgradedStream>) {
+    match stream {
+        Some(stream) => stream.wait_given_up().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -27,18 +27,22 @@ pub struct ClientWatchedBody {
     socket: ClientSocket,
     /// True if the client had closed its sending half before and is still there: it waits for the whole response.
     is_client_half_closed: bool,
+    /// Future of a FIN behind bytes that nothing reads while the response lasts.
+    hidden_fin: Option<ClientSocketFuture>,
+    /// True once that future has resolved.
+    has_hidden_fin: bool,
     /// Timer that runs since the client's FIN, while the response is silent.
     silence_timer: Option<Pin<Box<Sleep>>>,
     /// Future of a reset, once the pod knows of the FIN.
-    reset: Option<ClientResetFuture>,
+    reset: Option<ClientSocketFuture>,
 }
 
-/// Future that resolves once the client's kernel has sent a reset.
-struct ClientResetFuture(Pin<Box<dyn Future<Output = ()> + Send>>);
+/// Future that resolves once the client's kernel has sent a FIN or a reset.
+struct ClientSocketFuture(Pin<Box<dyn Future<Output = ()> + Send>>);
 
-impl fmt::Debug for ClientResetFuture {
+impl fmt::Debug for ClientSocketFuture {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.write_str("Reset")
+        to.write_str("ClientSocketFuture")
     }
 }
 
@@ -47,24 +51,28 @@ impl ClientWatchedBody {
     pub fn new(body: ClientResponseBody, socket: ClientSocket) -> Self {
         // A client that was half-closed before the response, and did not reset when asked, does read it.
         let is_client_half_closed = !body.is_end_stream() && socket.is_half_closed();
-        Self { body, socket, is_client_half_closed, silence_timer: None, reset: None }
+        Self {
+            body,
+            socket,
+            is_client_half_closed,
+            hidden_fin: None,
+            has_hidden_fin: false,
+            silence_timer: None,
+            reset: None,
+        }
     }
 
     /// Resolves when the client has closed its half, the response was silent for a while, and the pod cannot get the
     /// FIN. Over HTTP/1.1 the FIN is passed on, as if there were no activator. The kernel then finds out whether the
     /// client is still there.
     fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(ClientResetFuture(reset)) = &mut self.reset {
+        if let Some(ClientSocketFuture(reset)) = &mut self.reset {
             return reset.as_mut().poll(cx);
         }
         if self.is_client_half_closed {
             return Poll::Pending;
         }
-        // Only registers the waker; an error shows as a closed half.
-        let _ = ready!(self.socket.poll_read_ready(cx));
-        if !self.socket.is_half_closed() {
-            return Poll::Pending;
-        }
+        ready!(self.poll_half_closed(cx));
         if self.socket.is_reset() {
             return Poll::Ready(());
         }
@@ -77,8 +85,27 @@ impl ClientWatchedBody {
         let socket = self.socket.clone();
         let reset = self
             .reset
-            .insert(ClientResetFuture(Box::pin(async move { socket.wait_reset().await })));
+            .insert(ClientSocketFuture(Box::pin(async move { socket.wait_reset().await })));
         reset.0.as_mut().poll(cx)
+    }
+
+    /// Resolves once the client has closed its sending half.
+    fn poll_half_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Only registers the waker; an error shows as a closed half.
+        let _ = ready!(self.socket.poll_read_ready(cx));
+        if self.has_hidden_fin || self.socket.is_half_closed() {
+            return Poll::Ready(());
+        }
+        // Unread bytes keep the socket readable, so that it announces no FIN behind them. Clients of TLS send such bytes
+        // before their FIN: `close_notify`.
+        let socket = &self.socket;
+        let fin = self.hidden_fin.get_or_insert_with(|| {
+            let socket = socket.clone();
+            ClientSocketFuture(Box::pin(async move { socket.wait_hidden_fin().await }))
+        });
+        ready!(fin.0.as_mut().poll(cx));
+        (self.hidden_fin, self.has_hidden_fin) = (None, true);
+        Poll::Ready(())
     }
 }
 

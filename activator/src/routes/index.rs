@@ -91,6 +91,12 @@ impl RouteIndex {
         Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
+    /// Certificate that the DomainMapping of this host names; the host is in lower case and without port. `None`: there
+    /// is no such mapping, or its certificate is chosen by names.
+    pub fn certificate_for_host(&self, host: &str) -> Option<NamespacedName> {
+        self.match_host(host)?.domain()?.certificate.clone()
+    }
+
     /// Service with this name.
     pub fn service_by_name(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))
@@ -233,8 +239,11 @@ impl RouteIndex {
                 RouteChange::Node(_)
                 | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
+                | RouteChange::Certificate(_)
                 | RouteChange::Removed(RouteKey::Node(_))
-                | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+                | RouteChange::Removed(
+                    RouteKey::Replicas(_) | RouteKey::Settings | RouteKey::Certificate(_),
+                )
                 | RouteChange::Synced => {}
             }
         }

@@ -26,6 +26,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::mpsc,
 };
@@ -210,7 +211,11 @@ impl Http2TestClient {
     }
 
     pub async fn connect_to(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
+        Self::over(TcpStream::connect(address).await.unwrap()).await
+    }
+
+    /// Speaks HTTP/2 over a stream that is open.
+    pub async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         let (sender, driver) =
             client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
                 .await

@@ -24,7 +24,7 @@ use common::{
 };
 use prometheus_client::registry::Registry;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
 };
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,8 @@ pub struct ActivatorFixture {
     pub outside: SocketAddr,
     /// Address of the gateway for workloads of the cluster.
     pub inside: SocketAddr,
+    /// Address of the TLS gateway for requests from outside.
+    pub outside_tls: SocketAddr,
     pub shutdown: CancellationToken,
     pub registry: Registry,
 }
@@ -53,6 +55,13 @@ pub fn revision() -> NamespacedName {
 
 pub fn service() -> NamespacedName {
     NamespacedName::new("default", "hello")
+}
+
+fn bind_gateway() -> (TcpListener, SocketAddr) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    (TcpListener::from_std(listener).unwrap(), address)
 }
 
 impl ActivatorFixture {
@@ -69,17 +78,18 @@ impl ActivatorFixture {
         let mut registry = Registry::default();
         let activator = ActivatorInstance::new(&config, &mut registry, &shutdown);
         let [outside, inside] = [Entrypoint::External, Entrypoint::Internal].map(|entrypoint| {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.set_nonblocking(true).unwrap();
-            let address = listener.local_addr().unwrap();
+            let (listener, address) = bind_gateway();
             let server = Arc::clone(&activator.server);
-            let listener = TcpListener::from_std(listener).unwrap();
             tokio::spawn(server.run_listener(listener, Some(entrypoint), shutdown.clone()));
             address
         });
+        let (listener, outside_tls) = bind_gateway();
+        let server = Arc::clone(&activator.server);
+        tokio::spawn(server.run_tls_listener(listener, Entrypoint::External, shutdown.clone()));
         let port = unused_port();
         let table = RouteTable::default();
-        let mut fixture = Self { activator, table, port, outside, inside, shutdown, registry };
+        let mut fixture =
+            Self { activator, table, port, outside, inside, outside_tls, shutdown, registry };
         fixture.apply_change(|table| {
             table.services.insert(service(), hello_service(port));
             table.revisions.insert(revision(), hello_revision());
@@ -216,7 +226,7 @@ pub async fn wait_until(mut holds: impl FnMut() -> bool) {
     tokio::time::timeout(LONG, poll).await.expect("the condition holds in time");
 }
 
-pub async fn read_rest(stream: &mut TcpStream) -> String {
+pub async fn read_rest(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut all = Vec::new();
     let read = tokio::time::timeout(LONG, stream.read_to_end(&mut all)).await;
     read.expect("ends in time").ok();
@@ -224,11 +234,11 @@ pub async fn read_rest(stream: &mut TcpStream) -> String {
 }
 
 /// Reads one head, up to and with its empty line.
-pub async fn read_head(stream: &mut TcpStream) -> String {
+pub async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     read_until(stream, "\r\n\r\n").await
 }
 
-pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+pub async fn read_until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
     let mut all = Vec::new();
     let read = async {
         while !all.ends_with(end.as_bytes()) {

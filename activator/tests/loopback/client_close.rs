@@ -130,25 +130,31 @@ async fn a_client_that_goes_while_its_request_runs_frees_its_permit() {
 
 #[tokio::test]
 async fn a_silent_response_ends_once_its_client_is_gone() {
-    let mut fixture = ActivatorFixture::new().await;
-    fixture.apply_change(|table| {
-        // No time by which the clock is advanced reaches the request's timeout.
-        table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
-    });
-    let (ended, end) = tokio::sync::oneshot::channel();
-    let at = start_pod_once(|mut stream, _| async move {
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
-        stream.write_all(head.as_bytes()).await.unwrap();
-        ended.send(stream.read_u8().await.is_err()).unwrap();
-    })
-    .await;
-    fixture.add_ready_pod("p", at);
-    let mut client = fixture.connect().await;
-    client.write_all(GET.as_bytes()).await.unwrap();
-    read_head(&mut client).await;
-    let clock = PausedClock::start_paused();
-    drop(client);
-    assert!(advance_until(&clock, end).await.unwrap());
+    // Bytes behind the request are not read while its response lasts, and hide the FIN behind them.
+    for unread in ["", KEEP_ALIVE_GET] {
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.apply_change(|table| {
+            // No time by which the clock is advanced reaches the request's timeout.
+            table.revisions.get_mut(&harness::revision()).unwrap().timeout = 1_000_000 * PAUSE;
+        });
+        let (ended, end) = tokio::sync::oneshot::channel();
+        let at = start_pod_once(|mut stream, _| async move {
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.unwrap();
+            ended.send(stream.read_u8().await.is_err()).unwrap();
+        })
+        .await;
+        fixture.add_ready_pod("p", at);
+        let mut client = fixture.connect().await;
+        client.write_all(GET.as_bytes()).await.unwrap();
+        read_head(&mut client).await;
+        client.write_all(unread.as_bytes()).await.unwrap();
+        // The activator notices the bytes before the FIN comes.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let clock = PausedClock::start_paused();
+        drop(client);
+        assert!(advance_until(&clock, end).await.unwrap(), "unread: {unread:?}");
+    }
 }
 
 /// Advances the time until `ended` resolves: the time of silence begins only when the activator finds the half closed.

@@ -32,6 +32,7 @@ fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
         host: host.into(),
         host_rewrite: rewrite.map(Into::into),
         redirects_to_https: false,
+        certificate: None,
     }
 }
 

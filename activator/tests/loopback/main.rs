@@ -30,3 +30,7 @@ mod stopping;
 mod tcp;
 mod tcp_components;
 mod tcp_streams;
+mod tls;
+#[path = "../tls_client/mod.rs"]
+mod tls_client;
+mod websockets;

@@ -16,9 +16,12 @@ use tokio::{
     net::TcpListener,
 };
 
-use crate::harness::{
-    ActivatorFixture, DATED, GET, LONG, OK, hello_revision, read_head, revision, start_pod,
-    wait_until,
+use crate::{
+    harness::{
+        ActivatorFixture, DATED, GET, LONG, OK, hello_revision, read_head, revision, start_pod,
+        wait_until,
+    },
+    websockets::{WebSocketClient, start_echo_pod},
 };
 
 const LINES: &str = "rouse_activator_request_log_lines_total";
@@ -188,6 +191,22 @@ async fn a_connection_that_switches_protocols_leaves_its_line_at_its_end() {
     drop(client);
     wait_until(|| written.lines() == ["101 p"]).await;
     pod.await.unwrap();
+}
+
+/// Over HTTP/2 it is a CONNECT with status 200. It has the line that it would have over HTTP/1.1, as with Envoy.
+#[tokio::test]
+async fn a_websocket_over_http2_leaves_the_line_of_one_over_http1() {
+    let template = "{{.Request.Method}} {{.Response.Code}} {{.Revision.PodName}}";
+    let (mut fixture, written) = start_logging(template).await;
+    fixture.add_ready_pod("p", start_echo_pod().await);
+    let client = WebSocketClient::connect(fixture.port).await;
+    let mut socket = client.open().await;
+    assert_eq!(written.lines(), [] as [&str; 0], "it has not ended");
+    socket.send("hello");
+    socket.finish();
+    assert_eq!(socket.read_rest().await, "hellobye");
+    wait_until(|| written.lines().len() == 1).await;
+    assert_eq!(written.lines(), ["GET 101 p"]);
 }
 
 #[tokio::test]

@@ -263,7 +263,10 @@ impl RoutePlanner {
             // Connects do not depend on these.
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
-            | RouteChange::Removed(RouteKey::Replicas(_) | RouteKey::Settings)
+            | RouteChange::Certificate(_)
+            | RouteChange::Removed(
+                RouteKey::Replicas(_) | RouteKey::Settings | RouteKey::Certificate(_),
+            )
             | RouteChange::Synced => {}
         }
     }

@@ -50,7 +50,8 @@ impl ScaledRevisions {
                 | RouteKey::Revision(_)
                 | RouteKey::Node(_)
                 | RouteKey::Replicas(_)
-                | RouteKey::Settings => {}
+                | RouteKey::Settings
+                | RouteKey::Certificate(_) => {}
             }
         }
         updates

@@ -5,6 +5,7 @@
 
 use super::*;
 
+mod certificates;
 mod pod_reports;
 mod pods;
 mod routes;

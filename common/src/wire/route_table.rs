@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ActivatorEntry, GlobalSettings, NamespacedName, NodeEntry, PodEntry, RevisionEntry,
-    ScalePolicyPool, ServerComponent, ServerReplicas, ServiceEntry,
+    ActivatorEntry, CertificateEntry, GlobalSettings, NamespacedName, NodeEntry, PodEntry,
+    RevisionEntry, ScalePolicyPool, ServerComponent, ServerReplicas, ServiceEntry,
 };
 
 /// Everything that the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
@@ -24,6 +24,8 @@ pub struct RouteTable {
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Settings that hold for all services.
     pub settings: GlobalSettings,
+    /// Certificates of hosts, by namespace and name of their Secrets; only at activators.
+    pub certificates: BTreeMap<NamespacedName, CertificateEntry>,
 }
 
 /// One item of a RouteTable stream.
@@ -52,6 +54,8 @@ pub enum RouteChange {
     Replicas(ServerReplicas),
     /// Settings that hold for all services.
     Settings(GlobalSettings),
+    /// Certificate of hosts under the name of its Secret. Only sent to activators.
+    Certificate(CertificateEntry),
     /// Removal of the subject.
     Removed(RouteKey),
     /// End of a batch: the stream has sent everything up to this version.
@@ -75,6 +79,8 @@ pub enum RouteKey {
     Replicas(ServerComponent),
     /// Settings that hold for all services.
     Settings,
+    /// Certificate of hosts, by namespace and name of its Secret.
+    Certificate(NamespacedName),
 }
 
 impl RouteChange {
@@ -88,6 +94,7 @@ impl RouteChange {
             Self::Node(it) => Some(RouteKey::Node(it.name.clone())),
             Self::Replicas(it) => Some(RouteKey::Replicas(it.component)),
             Self::Settings(_) => Some(RouteKey::Settings),
+            Self::Certificate(it) => Some(RouteKey::Certificate(it.name.clone())),
             Self::Removed(key) => Some(key.clone()),
             Self::Synced => None,
         }
@@ -104,9 +111,10 @@ impl RouteTable {
         let nodes = self.nodes.values().cloned().map(RouteChange::Node);
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
         let settings = self.settings.if_not_default().map(RouteChange::Settings);
+        let certificates = self.certificates.values().cloned().map(RouteChange::Certificate);
         // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
         let first = settings.into_iter().chain(replicas).chain(nodes).chain(activators);
-        first.chain(revisions).chain(pods).chain(services)
+        first.chain(certificates).chain(revisions).chain(pods).chain(services)
     }
 
     /// Returns the changes that turn `self` into `next`: states first, then removals.
@@ -119,6 +127,9 @@ impl RouteTable {
         for_each_changed(&self.nodes, &next.nodes, |v| out.push(RouteChange::Node(v)));
         for_each_changed(&self.activators, &next.activators, |v| {
             out.push(RouteChange::Activator(v))
+        });
+        for_each_changed(&self.certificates, &next.certificates, |v| {
+            out.push(RouteChange::Certificate(v))
         });
         for_each_changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
         for_each_changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
@@ -138,8 +149,9 @@ impl RouteTable {
         let nodes = self.nodes.keys().cloned().map(RouteKey::Node);
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
         let settings = self.settings.if_not_default().map(|_| RouteKey::Settings);
+        let certificates = self.certificates.keys().cloned().map(RouteKey::Certificate);
         let all = services.chain(revisions).chain(pods).chain(activators).chain(nodes);
-        all.chain(replicas).chain(settings).collect()
+        all.chain(replicas).chain(settings).chain(certificates).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -151,6 +163,7 @@ impl RouteTable {
             RouteKey::Node(name) => self.nodes.contains_key(name),
             RouteKey::Replicas(component) => self.replicas.contains_key(component),
             RouteKey::Settings => self.settings.if_not_default().is_some(),
+            RouteKey::Certificate(name) => self.certificates.contains_key(name),
         }
     }
 
@@ -165,6 +178,7 @@ impl RouteTable {
             RouteChange::Node(it) => drop(self.nodes.insert(it.name.clone(), it)),
             RouteChange::Replicas(it) => drop(self.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => self.settings = it,
+            RouteChange::Certificate(it) => drop(self.certificates.insert(it.name.clone(), it)),
             RouteChange::Removed(_) => self.remove(&key),
             RouteChange::Synced => {}
         }
@@ -180,6 +194,7 @@ impl RouteTable {
             RouteKey::Node(name) => drop(self.nodes.remove(name)),
             RouteKey::Replicas(component) => drop(self.replicas.remove(component)),
             RouteKey::Settings => self.settings = GlobalSettings::default(),
+            RouteKey::Certificate(name) => drop(self.certificates.remove(name)),
         }
     }
 }

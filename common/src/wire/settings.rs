@@ -1,9 +1,10 @@
 //! Pure: settings of operators for all services at once, as the RouteTable carries them.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 
+use super::NamespacedName;
 use crate::request_log::LogTemplate;
 
 /// Settings of operators for all services at once. The table omits them while all have their defaults.
@@ -82,6 +83,10 @@ pub struct EdgeSettings {
     pub allowed_upgrades: Vec<String>,
     /// True if header names with an underscore are passed on.
     pub allows_underscores: bool,
+    /// Secrets with certificates of the installation. The first is the default, for hosts without another one.
+    pub certificates: Vec<NamespacedName>,
+    /// Port of https in redirects; `None`: the activator's own setting.
+    pub https_port: Option<NonZeroU16>,
 }
 
 impl EdgeSettings {

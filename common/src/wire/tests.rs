@@ -1,6 +1,7 @@
 use super::*;
 use crate::request_log::LogTemplate;
 
+mod certificates;
 mod scaled_services;
 mod standby;
 
@@ -182,10 +183,11 @@ fn gateway_rules_of_a_service_survive_the_wire() {
         Some(TagRouting::ChooseTag(vec![tag("blue")])),
         Some(TagRouting::ServeTag("b".into())),
     ] {
-        let domain = |host_rewrite| MappedDomain {
+        let domain = |host_rewrite: Option<String>| MappedDomain {
             host: "a.example".into(),
-            host_rewrite,
             redirects_to_https: true,
+            certificate: host_rewrite.is_some().then(|| name("default/a-example")),
+            host_rewrite,
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
         let ingress = GatewayRules { redirects_to_https: true, mapped_domains, tag_routing };
@@ -231,6 +233,8 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
         requires_proxy_protocol: true,
         allowed_upgrades: vec!["foo/2".into()],
         allows_underscores: true,
+        certificates: vec![name("rouse-system/wildcard"), name("rouse-system/shop.tls")],
+        https_port: NonZeroU16::new(8443),
     };
     let settings = GlobalSettings {
         request_log: Some(RequestLogSettings { template, logs_probes: true }),

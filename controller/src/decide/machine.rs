@@ -25,6 +25,7 @@ use crate::model::{
 mod allocate;
 mod apply_plan;
 mod blocking_causes;
+mod certificates;
 mod decisions;
 mod deployments;
 mod digests;
@@ -49,10 +50,11 @@ mod write_keys;
 mod zones;
 
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
+use certificates::UnnamedCertificate;
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 use events::ControllerEvent as Event;
-pub use events::{ControllerEffects, ControllerEvent, ObjectEventRecord};
+pub use events::{CertificateCounts, ControllerEffects, ControllerEvent, ObjectEventRecord};
 pub use fingerprint::{RouteFingerprint, RouteMessageBatch};
 pub use settings::ConfigMapEventRecord;
 pub use stop_checks::{PodRead, PodReadResult};
@@ -111,6 +113,8 @@ pub struct ControllerStateMachine {
     needs_workload_watch: bool,
     /// Checks of pods whose kubelets have asked to stop a container.
     stop_checks: stop_checks::StopChecks,
+    /// Certificates of Secrets that were named a short time ago, and are no longer.
+    unnamed_certificates: BTreeMap<NamespacedName, UnnamedCertificate>,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -143,6 +147,7 @@ impl ControllerStateMachine {
             unrecorded_events: BTreeMap::new(),
             needs_workload_watch: false,
             stop_checks: stop_checks::StopChecks::default(),
+            unnamed_certificates: BTreeMap::new(),
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),
@@ -160,6 +165,7 @@ impl ControllerStateMachine {
         self.update_activator_reports();
         self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
+        self.set_first_named_secrets(now);
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
@@ -194,6 +200,7 @@ impl ControllerStateMachine {
         std::mem::take(&mut self.effects)
     }
 
+    #[allow(clippy::too_many_lines, reason = "one arm for each event")]
     fn handle_event(&mut self, event: Event, now: UnixMillis) {
         match event {
             Event::ManifestApplied { name, manifest } => self.apply_manifest(name, manifest, now),
@@ -250,6 +257,7 @@ impl ControllerStateMachine {
             Event::ChildrenMissing { app, owner_resource, owner, error } => {
                 self.handle_missing_children(app, owner_resource, &owner, error, now)
             }
+            Event::SecretRead { name, read } => self.handle_secret_read(&name, read, now),
             Event::InitialListSynced => self.handle_initial_list(now),
             Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
             Event::Tick => self.handle_tick(now),
@@ -317,6 +325,10 @@ impl ControllerStateMachine {
             }
             if name == stop_checks::STOP_CHECK_TIMER_KEY {
                 self.repeat_pod_reads(now);
+                continue;
+            }
+            if name == certificates::CERTIFICATE_TIMER_KEY {
+                self.handle_certificate_timer(now);
                 continue;
             }
             self.reconcile_app(&name, now);

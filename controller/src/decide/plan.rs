@@ -13,6 +13,7 @@ use crate::model::cluster_state::{
     AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod, UnixMillis,
 };
 
+pub mod certificates;
 mod conditions;
 pub mod domain_mappings;
 mod drain;

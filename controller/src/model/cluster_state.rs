@@ -26,6 +26,7 @@ use crate::model::{
 
 mod activator_slices;
 mod app;
+mod certificates;
 pub mod conditions;
 mod domain_mappings;
 pub mod name_registry;
@@ -45,6 +46,9 @@ pub use app::{
     RouteNameAllocation, RouteState, ServiceManifest, ServiceState, ServiceWriteErrors,
     TrafficSpec,
 };
+pub use certificates::{
+    CertificateInForce, CertificateState, ObservedCertificates, SecretRead, SecretReadState,
+};
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
@@ -62,7 +66,7 @@ pub use scaled_service::{
 pub use settings::{ControllerSettings, DeploymentSettings, PlatformKind};
 pub use templates::{ParsedTemplate, TemplateCache};
 pub use topology::{HintMode, HintedPod, RevisionTopology};
-pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis};
+pub use values::{CompactStringMap, ObjectMetaSummary, Uid, UnixMillis, rfc3339_of_seconds};
 pub use workloads::{
     ObservedWorkloads, PodOwner, UserAutoscaler, WorkloadKey, WorkloadKind, WorkloadPod,
     WorkloadState,
@@ -93,6 +97,8 @@ pub struct ClusterState {
     pub activators: ObservedActivators,
     /// DomainMappings and ClusterDomainClaims.
     pub domains: ObservedDomains,
+    /// Certificates of the Secrets that DomainMappings and `config-network` name.
+    pub certificates: ObservedCertificates,
     /// Nodes, as far as decisions depend on them.
     pub nodes: ObservedNodes,
     /// Ingress policies, which decide the clients whose requests may wait.
@@ -231,6 +237,7 @@ impl Default for ClusterState {
             names: NameIndex::default(),
             activators: ObservedActivators::default(),
             domains: ObservedDomains::default(),
+            certificates: ObservedCertificates::default(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),
             terminating_namespaces: BTreeSet::new(),

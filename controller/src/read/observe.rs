@@ -288,6 +288,7 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
         target_resource: kind.into(),
         target: NamespacedName::new(namespace.unwrap_or(&name.namespace), text("name")),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
+        served_secret: None,
         http_protocol: http.map(Into::into),
         conditions: ConditionSet::default(),
         is_terminating: is_terminating(object),

@@ -17,6 +17,7 @@
 //! | [`child_checks`] | times at which an app's child objects are looked for |
 //! | [`lease_state`], [`leader_election`] | leader election: the replica that writes |
 //! | [`pull_secrets`] | credentials for registries |
+//! | [`secret_schedule`] | times at which named Secrets are read |
 //! | [`events`] | Events that users read under `kubectl describe` |
 
 use common::wire::NamespacedName;
@@ -37,6 +38,7 @@ pub mod object_cache;
 pub mod pod_resize;
 pub mod pull_secrets;
 pub mod repeated_writes;
+pub mod secret_schedule;
 pub mod watch_scope;
 mod watched_object;
 pub mod watches;

@@ -151,6 +151,11 @@ impl ControllerConfig {
         Ok(())
     }
 
+    /// Returns true if routes and reports are served over mutual TLS. Only then may private keys be sent.
+    pub fn serves_tls(&self) -> bool {
+        self.listen.starts_with("https://")
+    }
+
     /// Returns the settings that follow from the options. `boot_id` identifies this boot of the machine.
     pub fn to_settings(
         &self,

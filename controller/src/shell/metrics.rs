@@ -3,11 +3,51 @@
 use std::time::Duration;
 
 use prometheus_client::{
-    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
 use crate::decide::machine::ControllerEffects;
+
+/// Label of a number of named Secrets.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CertificateLabels {
+    state: &'static str,
+}
+
+/// Label of a count of reads of named Secrets.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SecretReadLabels {
+    result: &'static str,
+}
+
+/// Result of one read of a named Secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecretReadResult {
+    /// It has a certificate that can be used.
+    Usable,
+    /// It is the same as at the last usable read.
+    Unchanged,
+    /// It does not exist.
+    Absent,
+    /// It has no certificate that can be used.
+    Faulty,
+    /// The API server has not returned it.
+    Unreadable,
+}
+
+impl SecretReadResult {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Usable => "usable",
+            Self::Unchanged => "unchanged",
+            Self::Absent => "absent",
+            Self::Faulty => "faulty",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
 
 /// Counters, gauges and histograms of the controller's own work, under the prefix `rouse_controller`.
 #[derive(Clone, Debug)]
@@ -18,6 +58,8 @@ pub struct ControllerMetrics {
     objects_written: Counter,
     reports_refused: Counter,
     subscribers: Gauge,
+    certificates: Family<CertificateLabels, Gauge>,
+    secret_reads: Family<SecretReadLabels, Counter>,
 }
 
 impl Default for ControllerMetrics {
@@ -31,6 +73,8 @@ impl Default for ControllerMetrics {
             objects_written: Counter::default(),
             reports_refused: Counter::default(),
             subscribers: Gauge::default(),
+            certificates: Family::default(),
+            secret_reads: Family::default(),
         }
     }
 }
@@ -60,6 +104,33 @@ impl ControllerMetrics {
         self.subscribers.inc_by(more);
     }
 
+    /// Sets the numbers of named Secrets by their state, if a step has changed them.
+    pub fn set_certificates(&self, effects: &ControllerEffects) {
+        let Some(counts) = &effects.certificate_counts else { return };
+        for (state, count) in [
+            ("pending", counts.pending),
+            ("in_force", counts.in_force),
+            ("kept", counts.kept),
+            ("unusable", counts.unusable),
+            ("absent", counts.absent),
+            ("unreadable", counts.unreadable),
+        ] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.certificates.get_or_create(&CertificateLabels { state }).set(count);
+        }
+    }
+
+    /// Counts one read of a named Secret.
+    pub fn count_secret_read(&self, result: SecretReadResult) {
+        let labels = SecretReadLabels { result: result.label() };
+        self.secret_reads.get_or_create(&labels).inc();
+    }
+
+    /// Number of reads of named Secrets with this result so far.
+    pub fn secret_reads(&self, result: SecretReadResult) -> u64 {
+        self.secret_reads.get_or_create(&SecretReadLabels { result: result.label() }).get()
+    }
+
     pub(super) fn register(&self, registry: &mut Registry) {
         let registry = registry.sub_registry_with_prefix("rouse_controller");
         let help = "Time from an event to its orders and routes";
@@ -78,5 +149,9 @@ impl ControllerMetrics {
             "Streams that follow the routes",
             self.subscribers.clone(),
         );
+        let help = "Secrets that DomainMappings and config-network name, by the state of their certificate";
+        registry.register("certificates", help, self.certificates.clone());
+        let help = "Reads of named Secrets";
+        registry.register("secret_reads", help, self.secret_reads.clone());
     }
 }

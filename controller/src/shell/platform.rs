@@ -17,7 +17,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::{
     decide::{machine::ControllerEvent, node_binding},
@@ -46,6 +46,7 @@ use crate::{
 };
 
 mod client_pods;
+pub mod named_secrets;
 mod pod_reads;
 mod workloads;
 
@@ -62,7 +63,9 @@ pub struct KubernetesPlatform {
     webhook: Option<(SocketAddr, WebhookAddress)>,
     /// Certificates with which the webhook serves.
     certificates: Arc<WebhookCertResolver>,
-    /// Set once all first lists are complete.
+    /// True if this replica reads the Secrets that mappings and settings name.
+    reads_secrets: bool,
+    /// Set once all first lists are complete, and named Secrets were read or waited for.
     synced: OnceSignal,
     /// Labels of the watches whose first list is not complete.
     unlisted_scopes: Arc<Mutex<BTreeSet<String>>>,
@@ -76,6 +79,8 @@ pub struct KubernetesPlatform {
     _tasks: DropGuard,
 }
 
+/// Longest time for which a replica that starts waits for named Secrets before it sends routes.
+const SECRET_WAIT: Duration = Duration::from_secs(5);
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
 /// Time for which a stopping replica still serves its webhook. API servers send requests to it until the rules of its
@@ -91,10 +96,12 @@ impl std::fmt::Debug for KubernetesPlatform {
 }
 
 impl KubernetesPlatform {
-    /// Connects to the API server. Watches and writes begin with [`run`](Self::run).
+    /// Connects to the API server. Watches and writes begin with [`run`](Self::run). Secrets that mappings and settings
+    /// name are read only if `reads_secrets`, since their keys are sent with the routes.
     pub async fn new(
         cluster: &KubernetesConfig,
         shared: Arc<ControllerRuntime>,
+        reads_secrets: bool,
     ) -> Result<Self, KubeClientError> {
         let client = connect(cluster.kubeconfig.as_deref()).await?;
         let metrics = Arc::new(ApiServerMetrics::default());
@@ -130,6 +137,7 @@ impl KubernetesPlatform {
             cluster_domain: cluster.cluster_domain.clone(),
             webhook: cluster.webhook.map(|address| (address, webhook_address(address))),
             certificates: Arc::default(),
+            reads_secrets,
             synced: OnceSignal::new(),
             unlisted_scopes: Arc::new(Mutex::new(unlisted_scopes)),
             needs_client_pods: tokio::sync::watch::Sender::new(false),
@@ -150,7 +158,7 @@ impl KubernetesPlatform {
         leadership.as_ref().is_some_and(Leadership::may_write)
     }
 
-    /// Returns a signal that is set once all first lists are complete.
+    /// Returns a signal that is set once all first lists are complete, and named Secrets were read or waited for.
     pub fn synced(&self) -> OnceSignal {
         self.synced.clone()
     }
@@ -167,7 +175,8 @@ impl KubernetesPlatform {
             let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
             let waits_for_more = (unlisted.is_empty() && !synced.is_set()).then(|| {
-                "pods that network policies admit, or workloads of scaled Services, are not listed yet"
+                "pods that network policies admit, or workloads of scaled Services, are not listed yet, \
+                 or named Secrets not read"
                     .to_owned()
             });
             // A certificate that never comes must not keep the replica unready: it still serves routes.
@@ -193,18 +202,8 @@ impl KubernetesPlatform {
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
         let mut workload_watch =
             std::pin::pin!(self.watch_workloads(workloads_listed.clone(), &shutdown));
-        let later_lists = async {
-            // A policy that names pods waits until these are known, and the first routes would admit all clients.
-            if *self.needs_client_pods.borrow() {
-                clients_listed.wait().await;
-            }
-            // The first routes would not have the scaled Services.
-            if *self.runtime.workload_watch_need().borrow() {
-                workloads_listed.wait().await;
-            }
-        };
         tokio::select! {
-            () = later_lists => {}
+            () = self.wait_for_later_lists(&clients_listed, &workloads_listed) => {}
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
@@ -212,6 +211,18 @@ impl KubernetesPlatform {
         self.runtime.step(ControllerEvent::InitialListSynced);
         self.apply_log_level();
         info!("first lists complete");
+        // Not before that step, which sends the first names.
+        let secrets_read = OnceSignal::new();
+        let mut secret_reads = std::pin::pin!(self.follow_named_secrets(secrets_read.clone()));
+        tokio::select! {
+            // New activators should not begin without certificates.
+            () = wait_for_secrets(&secrets_read) => {}
+            () = secret_reads.as_mut() => {}
+            () = self.apply_watch_updates(&mut updates) => return,
+            () = client_watch.as_mut() => {}
+            () = workload_watch.as_mut() => {}
+            () = shutdown.cancelled() => return,
+        }
         self.synced.set();
         // The election starts only now: a leader that knows half of the objects would delete or recreate the others.
         let leadership = self.start_leader_election(&shutdown);
@@ -227,10 +238,27 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => {}
             () = client_watch => {}
             () = workload_watch => {}
+            () = secret_reads => {}
             () = shutdown.cancelled() => {}
         }
         if self.webhook.is_some() && shutdown.is_cancelled() {
             finish_webhook(webhook, &webhook_stop).await;
+        }
+    }
+
+    /// Waits for the lists without which the first routes would be wrong, if they are needed.
+    async fn wait_for_later_lists(
+        &self,
+        clients_listed: &OnceSignal,
+        workloads_listed: &OnceSignal,
+    ) {
+        // A policy that names pods waits until these are known, and the first routes would admit all clients.
+        if *self.needs_client_pods.borrow() {
+            clients_listed.wait().await;
+        }
+        // The first routes would not have the scaled Services.
+        if *self.runtime.workload_watch_need().borrow() {
+            workloads_listed.wait().await;
         }
     }
 
@@ -390,6 +418,14 @@ impl KubernetesPlatform {
         if resource == ResourceKind::ConfigMap {
             self.apply_log_level();
         }
+    }
+}
+
+/// Waits until `secrets_read` is set, for [`SECRET_WAIT`] at most.
+async fn wait_for_secrets(secrets_read: &OnceSignal) {
+    if timeout(SECRET_WAIT, secrets_read.wait()).await.is_err() {
+        // Activators that run keep the certificates that they have; each of the others comes once its Secret is read.
+        warn!("routes are sent before all named Secrets are read");
     }
 }
 

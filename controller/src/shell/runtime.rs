@@ -82,6 +82,8 @@ pub struct ControllerRuntime {
     incomplete_owners: Mutex<IncompleteOwners>,
     /// True once workloads and pods of users must be watched on Kubernetes.
     needs_workload_watch: watch::Sender<bool>,
+    /// Secrets that mappings and settings name.
+    named_secrets: watch::Sender<BTreeSet<NamespacedName>>,
     objects_changed: Notify,
     timer_changed: Notify,
     /// Start of this process, by the monotonic clock and in ms since 1970.
@@ -109,6 +111,7 @@ impl ControllerRuntime {
             failed_writes: Mutex::default(),
             incomplete_owners: Mutex::default(),
             needs_workload_watch: watch::Sender::new(false),
+            named_secrets: watch::Sender::new(BTreeSet::new()),
             objects_changed: Notify::new(),
             timer_changed: Notify::new(),
             started_at: (Instant::now(), unix_ms),
@@ -139,10 +142,11 @@ impl ControllerRuntime {
         let began = Instant::now();
         let mut machine = self.lock_machine();
         let (now, old_timer) = (self.now(), machine.next_timer());
-        let effects = machine.step(now, event);
+        let mut effects = machine.step(now, event);
         let timer = machine.next_timer();
-        // Still under the lock, so that specs are sent in the order in which they were decided.
+        // Still under the lock, so that all is sent in the order in which it was decided.
         self.send_node_spec(&effects);
+        self.send_named_secrets(&mut effects);
         drop(machine);
         // From here on without the lock: what follows may call back into the machine.
         self.metrics.record_step(&effects, began.elapsed());
@@ -223,6 +227,20 @@ impl ControllerRuntime {
     /// Returns a receiver of the need for watches of workloads and pods of users; once true, it stays true.
     pub fn workload_watch_need(&self) -> watch::Receiver<bool> {
         self.needs_workload_watch.subscribe()
+    }
+
+    /// Returns a receiver of the Secrets that mappings and settings name; empty before
+    /// [`ControllerEvent::InitialListSynced`]. No event may be stepped while the received set is borrowed.
+    pub fn named_secrets(&self) -> watch::Receiver<BTreeSet<NamespacedName>> {
+        self.named_secrets.subscribe()
+    }
+
+    /// Sends the named Secrets to their reader, and their numbers to the metrics, if a step has changed them.
+    fn send_named_secrets(&self, effects: &mut ControllerEffects) {
+        self.metrics.set_certificates(effects);
+        if let Some(names) = effects.named_secrets.take() {
+            self.named_secrets.send_replace(names);
+        }
     }
 
     /// Sets the resolver of image digests.

@@ -384,7 +384,11 @@ pub(crate) fn render_mapping_status(
     mapping: &DomainMappingState,
     cluster: &ClusterState,
 ) -> Value {
-    let url = format!("{}://{}", cluster.settings.config_maps.network.external_scheme, name.name);
+    let scheme = match mapping.tls_secret {
+        Some(_) => "https",
+        None => cluster.settings.config_maps.network.external_scheme.as_str(),
+    };
+    let url = format!("{scheme}://{}", name.name);
     to_json_value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
         conditions: render_conditions(&mapping.conditions, &DOMAIN_CONDITIONS),

@@ -117,6 +117,11 @@ rouse.dev.proxy-protocol: "false"
 rouse.dev.upgrades: ""
 # Whether header names with an underscore are passed on from outside: many servers take X_Real_IP for X-Real-IP.
 rouse.dev.underscores-in-headers: "false"
+# Secrets of this namespace (tls.crt, tls.key) with certificates of the gateway, divided by commas. Each is for the hosts
+# that it names; the first one also for all other hosts, and for clients that name none.
+rouse.dev.certificates: ""
+# Port of HTTPS for clients from outside, for redirects. Empty: 443.
+rouse.dev.https-port: ""
 "#;
 
 const OBSERVABILITY: &str = r#"# Whether activators write a line of each request to standard output. Every service then goes through them.

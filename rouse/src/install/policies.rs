@@ -9,8 +9,8 @@ use super::{
     objects::{merge_fields, namespaced_object},
     settings::InstallSettings,
     workloads::{
-        CONTROLLER_PORT, GATEWAY_PORT, INTERNAL_PORT, PEER_PORT, USAGE_PORT, WEBHOOK_PORT,
-        admin_port,
+        CONTROLLER_PORT, GATEWAY_PORT, GATEWAY_TLS_PORT, INTERNAL_PORT, PEER_PORT, USAGE_PORT,
+        WEBHOOK_PORT, admin_port,
     },
 };
 
@@ -31,7 +31,13 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
         component_policy("autoscaler", json!([tcp_port(USAGE_PORT)]), settings),
         component_policy(
             "activator",
-            json!([tcp_port(GATEWAY_PORT), tcp_port(INTERNAL_PORT), services, tcp_port(PEER_PORT)]),
+            json!([
+                tcp_port(GATEWAY_PORT),
+                tcp_port(GATEWAY_TLS_PORT),
+                tcp_port(INTERNAL_PORT),
+                services,
+                tcp_port(PEER_PORT),
+            ]),
             settings,
         ),
     ]

@@ -6,7 +6,8 @@ use super::{
     objects::{merge_fields, namespaced_object},
     settings::{GatewayExposure, InstallSettings},
     workloads::{
-        CONTROLLER_PORT, GATEWAY_PORT, INTERNAL_PORT, USAGE_PORT, WEBHOOK_PORT, admin_port,
+        CONTROLLER_PORT, GATEWAY_PORT, GATEWAY_TLS_PORT, INTERNAL_PORT, USAGE_PORT, WEBHOOK_PORT,
+        admin_port,
     },
 };
 
@@ -60,13 +61,15 @@ fn internal_service(settings: &InstallSettings) -> Value {
 }
 
 fn gateway_service(settings: &InstallSettings) -> Value {
-    let port = json!({"name": "http", "port": 80, "protocol": "TCP", "targetPort": GATEWAY_PORT});
+    let port = |name: &str, port: u16, target: u16| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": target});
+    // Port 443 is open without a certificate too: a client then gets an alert of TLS.
+    let ports = [port("http", 80, GATEWAY_PORT), port("https", 443, GATEWAY_TLS_PORT)];
     let kind = match settings.gateway {
         GatewayExposure::Loadbalancer => "LoadBalancer",
         GatewayExposure::Nodeport => "NodePort",
-        // The nodes' own port 80 is the way from outside; the Service serves clients in the cluster.
+        // The nodes' own ports 80 and 443 are the way from outside; the Service serves clients in the cluster.
         GatewayExposure::Hostport => "ClusterIP",
     };
-    let spec = json!({"type": kind, "ipFamilyPolicy": "PreferDualStack", "ports": [port]});
+    let spec = json!({"type": kind, "ipFamilyPolicy": "PreferDualStack", "ports": ports});
     service_object("rouse-gateway", "activator", spec, settings)
 }

@@ -20,7 +20,7 @@ pub(crate) enum GatewayExposure {
     Loadbalancer,
     /// A port of every node, chosen by the cluster
     Nodeport,
-    /// Port 80 of the nodes that run an activator
+    /// Ports 80 and 443 of the nodes that run an activator
     Hostport,
 }
 

@@ -581,6 +581,36 @@ fn the_gateway_is_exposed_as_requested() {
 }
 
 #[test]
+fn the_gateway_has_https_in_each_exposure() {
+    for (gateway, host_ports) in [
+        (GatewayExposure::Loadbalancer, [None, None]),
+        (GatewayExposure::Nodeport, [None, None]),
+        (GatewayExposure::Hostport, [Some(80), Some(443)]),
+    ] {
+        let objects = objects::all(&InstallSettings { gateway, ..InstallSettings::default() });
+        let find = |name: &str| {
+            objects.iter().find(|it| objects::kind_and_name(it) == name).cloned().unwrap()
+        };
+        let (service, activator) = (find("Service/rouse-gateway"), find("Deployment/activator"));
+        let container = containers(&activator)[0];
+        let ports = ["http", "https"].map(|name| {
+            let is_it = |it: &&Value| it["name"] == name;
+            let outside = service["spec"]["ports"].as_array().unwrap().iter().find(is_it).unwrap();
+            let inside = container["ports"].as_array().unwrap().iter().find(is_it).unwrap();
+            assert_eq!(outside["targetPort"], inside["containerPort"], "{name} {gateway:?}");
+            (outside["port"].clone(), inside.get("hostPort").and_then(Value::as_u64))
+        });
+        assert_eq!(ports, [(80.into(), host_ports[0]), (443.into(), host_ports[1])], "{gateway:?}");
+        // Tests and users of the node port read the first one.
+        assert_eq!(service["spec"]["ports"][0]["name"], "http", "{gateway:?}");
+        let vars = container["env"].as_array().unwrap();
+        let is_tls_port = |it: &&Value| it["name"] == "ROUSE_ACTIVATOR_OUTSIDE_TLS_PORT";
+        let listened = vars.iter().find(is_tls_port).unwrap();
+        assert_eq!(listened["value"], workloads::GATEWAY_TLS_PORT.to_string(), "{gateway:?}");
+    }
+}
+
+#[test]
 fn the_fast_profile_leaves_the_token_out_and_binds_pods() {
     let settings = InstallSettings { profile: InstallProfile::Fast, ..InstallSettings::default() };
     let objects = configs::all(&settings);
@@ -614,4 +644,17 @@ fn the_activator_policy_admits_the_ports_of_all_services() {
     let ports = policy["spec"]["ingress"][0]["ports"].as_array().expect("ports");
     let (first, last) = ControllerSettings::default().activator_port_range;
     assert!(ports.iter().any(|it| it["port"] == first && it["endPort"] == last), "{ports:?}");
+}
+
+#[test]
+fn the_activator_policy_admits_both_ports_of_the_gateway() {
+    let policies = objects_of_kind("NetworkPolicy");
+    let is_activator = |it: &&Value| it["metadata"]["name"] == "activator";
+    let policy = policies.iter().find(is_activator).expect("a policy of the activators");
+    let public = &policy["spec"]["ingress"][0];
+    assert_eq!(public.get("from"), None, "clients from anywhere");
+    let ports = public["ports"].as_array().expect("ports");
+    for port in [workloads::GATEWAY_PORT, workloads::GATEWAY_TLS_PORT] {
+        assert!(ports.iter().any(|it| it["port"] == port), "{port}: {ports:?}");
+    }
 }

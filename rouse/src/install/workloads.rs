@@ -22,6 +22,8 @@ pub(crate) const PEER_PORT: u16 = 7120;
 pub(crate) const WEBHOOK_PORT: u16 = 8443;
 /// Port on which an activator receives requests from outside.
 pub(crate) const GATEWAY_PORT: u16 = 8080;
+/// Port on which an activator receives requests from outside by TLS.
+pub(crate) const GATEWAY_TLS_PORT: u16 = 8443;
 /// Port on which an activator receives requests of workloads that select a service by Host; Knative's number.
 pub(crate) const INTERNAL_PORT: u16 = controller::write::children::slices::INTERNAL_PORT;
 /// Mount path of the projected token and of the certificate authorities that a component trusts.
@@ -247,19 +249,23 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
         field_env_var("POD_IPS", "status.podIPs"),
         env_var("ROUSE_CLUSTER_DOMAIN", &settings.cluster_domain),
         env_var("ROUSE_ACTIVATOR_OUTSIDE_PORT", &GATEWAY_PORT.to_string()),
+        env_var("ROUSE_ACTIVATOR_OUTSIDE_TLS_PORT", &GATEWAY_TLS_PORT.to_string()),
         env_var("ROUSE_ACTIVATOR_INSIDE_PORT", &INTERNAL_PORT.to_string()),
         env_var("ROUSE_ACTIVATOR_PEER_PORT", &PEER_PORT.to_string()),
         env_var("ROUSE_ACTIVATOR_ADMIN", &format!("[::]:{}", admin_port(app))),
     ]);
     let mut gateway = container_port("http", GATEWAY_PORT);
+    let mut tls_gateway = container_port("https", GATEWAY_TLS_PORT);
     if settings.gateway == GatewayExposure::Hostport {
         gateway["hostPort"] = 80.into();
+        tls_gateway["hostPort"] = 443.into();
     }
     let mut resources = resource_requests("200m", "64Mi");
     resources["limits"] = json!({"memory": format!("{ACTIVATOR_MIB}Mi")});
     let extra = json!({
         "ports": [
             gateway,
+            tls_gateway,
             container_port("http-inside", INTERNAL_PORT),
             container_port("grpc-peers", PEER_PORT),
             container_port("metrics", admin_port(app)),
@@ -278,7 +284,7 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
         spec.remove("replicas");
     }
     if settings.gateway == GatewayExposure::Hostport {
-        // A node has one port 80, so the old pod must end before the new one starts.
+        // A node has one port 80 and one port 443, so the old pod must end before the new one starts.
         object["spec"]["strategy"]["rollingUpdate"] = json!({"maxUnavailable": 1, "maxSurge": 0});
     }
     object

@@ -98,6 +98,12 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
         "an HTTP/2 client and load generator for the gateway",
     ),
     required_package(
+        &[SetupPurpose::Test],
+        "openssl",
+        &["openssl"],
+        "a TLS client whose handshakes the tests choose",
+    ),
+    required_package(
         &[SetupPurpose::Test, SetupPurpose::Bench],
         "wrk",
         &["wrk"],

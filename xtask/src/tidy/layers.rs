@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "http_server once_signal outbox quantity request_log service_routing",
             "wire",
-            "admin component fixtures local_node log replicas tls",
+            "admin certificates component fixtures local_node log replicas tls",
             "link",
             "enrollment probe",
         ],
@@ -57,6 +57,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "budget clock entrypoint h1 request_error tcp_socket",
             "config metrics",
             "edge/",
+            "tls/",
             "clients/",
             "slots/",
             "pods/",

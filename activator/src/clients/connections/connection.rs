@@ -160,6 +160,12 @@ impl ClientConnection {
         self.update_usage(|usage| usage.buffer_size = size);
     }
 
+    /// Registers that bytes of a body may come, until the guard is dropped.
+    pub fn start_body(self: &Arc<Self>) -> RequestBodyGuard {
+        self.on_body_start();
+        RequestBodyGuard(Arc::clone(self))
+    }
+
     /// Registers that a body begins.
     pub fn on_body_start(&self) {
         self.update_usage(|usage| usage.open_bodies += 1);
@@ -402,6 +408,16 @@ impl ActiveRequestGuard {
     /// Connection that the request came over.
     pub fn connection(&self) -> &Arc<ClientConnection> {
         &self.0
+    }
+}
+
+/// Guard of a body that is being received.
+#[derive(Debug)]
+pub struct RequestBodyGuard(Arc<ClientConnection>);
+
+impl Drop for RequestBodyGuard {
+    fn drop(&mut self) {
+        self.0.on_body_end();
     }
 }
 

@@ -1,9 +1,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
 use super::*;
 use crate::{
@@ -72,4 +72,31 @@ async fn other_first_bytes_and_an_end_within_the_preface_are_http1() {
     let (mut client, socket) = connect().await;
     client.write_all(b"GET").unwrap();
     assert!(!socket.peek_http2_preface().await.unwrap());
+}
+
+#[tokio::test]
+async fn a_byte_sent_ahead_comes_behind_interim_responses() {
+    let (mut client, socket) = connect().await;
+    let mut writer = socket.clone();
+    writer.flush().await.unwrap();
+    let piece = vec![b'i'; MAX_INTERIM_BYTES / 2];
+    let mut sent = 0;
+    // The client reads nothing, so that at last a part waits here.
+    while socket.lock().interim.is_empty() {
+        socket.send_interim(&piece);
+        sent += piece.len();
+    }
+    client.set_nonblocking(true).unwrap();
+    let mut received = Vec::new();
+    let error = client.read_to_end(&mut received).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    poll_fn(|cx| socket.lock().stream.tcp().poll_write_ready(cx)).await.unwrap();
+    poll_fn(|cx| socket.poll_send_first_byte(cx)).await.unwrap();
+    writer.write_all(b"HTTP/1.1 200 OK").await.unwrap();
+    writer.flush().await.unwrap();
+    drop((writer, socket));
+    client.set_nonblocking(false).unwrap();
+    client.read_to_end(&mut received).unwrap();
+    assert!(received[..sent].iter().all(|it| *it == b'i'), "nothing comes within one");
+    assert_eq!(&received[sent..], b"HTTP/1.1 200 OK");
 }

@@ -16,6 +16,7 @@ fn headers_for(traffic_origin: TrafficOrigin, fields: &[(&str, &str)]) -> Header
         traffic_origin,
         address: CLIENT,
         proxied_client: ProxiedClient::Direct,
+        is_tls: false,
     };
     write_client_headers(&mut headers, sender, &EdgeSettings::default());
     headers
@@ -24,6 +25,17 @@ fn headers_for(traffic_origin: TrafficOrigin, fields: &[(&str, &str)]) -> Header
 /// Headers for the pod of a request from outside, and true if the request has come by https. All of 10.0.0.0/8 is
 /// trusted.
 fn proxied_headers(proxied_client: ProxiedClient, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
+    let sender = ForwardedRequestSender {
+        traffic_origin: TrafficOrigin::External,
+        address: CLIENT,
+        proxied_client,
+        is_tls: false,
+    };
+    headers_from(sender, fields)
+}
+
+/// Headers for the pod of a request by this sender, and true if the request has come by https.
+fn headers_from(sender: ForwardedRequestSender, fields: &[(&str, &str)]) -> (HeaderMap, bool) {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         let name = name.parse::<HeaderName>().expect("a name");
@@ -31,11 +43,6 @@ fn proxied_headers(proxied_client: ProxiedClient, fields: &[(&str, &str)]) -> (H
     }
     let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
     let edge = EdgeSettings { trusted_proxies, ..EdgeSettings::default() };
-    let sender = ForwardedRequestSender {
-        traffic_origin: TrafficOrigin::External,
-        address: CLIENT,
-        proxied_client,
-    };
     let is_secure = is_https(&headers, sender, &edge);
     write_client_headers(&mut headers, sender, &edge);
     (headers, is_secure)
@@ -216,6 +223,28 @@ fn a_proxy_header_names_the_client_and_its_protocol() {
         ["10.0.0.9", "https", "a", "for=10.0.0.9;host=a;proto=https"]
     );
     assert!(is_secure);
+}
+
+#[test]
+fn tls_at_the_gateway_is_https_unless_a_trusted_proxy_reports_another_scheme() {
+    let foreign = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    for (address, reported, scheme) in
+        [(foreign, "http", "https"), (CLIENT, "http", "http"), (CLIENT, "", "https")]
+    {
+        let sender = ForwardedRequestSender {
+            traffic_origin: TrafficOrigin::External,
+            address,
+            proxied_client: ProxiedClient::Direct,
+            is_tls: true,
+        };
+        let all = [("host", "a"), ("x-forwarded-proto", reported)];
+        let fields = if reported.is_empty() { &all[..1] } else { &all[..] };
+        let (headers, is_secure) = headers_from(sender, fields);
+        let proto = field(&headers, "x-forwarded-proto");
+        assert_eq!((proto, is_secure), (Some(scheme), scheme == "https"), "{address} {reported}");
+        let forwarded = format!("for={address};host=a;proto={scheme}");
+        assert_eq!(field(&headers, "forwarded"), Some(forwarded.as_str()), "{address} {reported}");
+    }
 }
 
 #[test]

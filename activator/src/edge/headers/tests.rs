@@ -15,12 +15,15 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         traffic_origin,
         address: CLIENT,
         proxied_client: crate::edge::client_headers::ProxiedClient::Direct,
+        is_tls: false,
     };
     static USUAL: EdgeSettings = EdgeSettings {
         trusted_proxies: Vec::new(),
         requires_proxy_protocol: false,
         allowed_upgrades: Vec::new(),
         allows_underscores: false,
+        certificates: Vec::new(),
+        https_port: None,
     };
     PodRequestContext { sender, edge: &USUAL, host_rewrite, tags, protocol, random: || 7 }
 }
@@ -176,13 +179,21 @@ fn cookies_that_http2_has_cut_are_joined() {
 #[test]
 fn the_https_location_has_the_same_path_and_no_port() {
     let head = head("/a?b=c", &[("host", "Shop.example:8080")]);
-    assert_eq!(https_location(&head).expect("a host"), "https://shop.example/a?b=c");
+    assert_eq!(https_location(&head, 443).expect("a host"), "https://shop.example/a?b=c");
+}
+
+#[test]
+fn the_https_location_names_a_port_other_than_443() {
+    let named = head("/a?b=c", &[("host", "Shop.example:8080")]);
+    assert_eq!(https_location(&named, 8443).expect("a host"), "https://shop.example:8443/a?b=c");
+    let address = head("/", &[("host", "[fd00::1]:8080")]);
+    assert_eq!(https_location(&address, 8443).expect("a host"), "https://[fd00::1]:8443/");
 }
 
 #[test]
 fn options_of_the_whole_server_leads_to_the_root_over_https() {
     let head = head("*", &[("host", "shop.example")]);
-    assert_eq!(https_location(&head).expect("a host"), "https://shop.example/");
+    assert_eq!(https_location(&head, 443).expect("a host"), "https://shop.example/");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 use super::{AcceptedProtocol, ClientConnectionServer};
 use crate::{
     clients::connections::ClientConnection,
-    entrypoint::Entrypoint,
+    entrypoint::{ClientTransport, Entrypoint},
     routes::service::PortProtocol,
     tcp_socket::{self, ResettingStream},
 };
@@ -26,6 +26,14 @@ use crate::{
 /// Interval of warnings while connections cannot be accepted, and of attempts to accept one.
 const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(1);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(10);
+
+/// Properties of a listener that its connections have.
+#[derive(Clone, Copy, Debug)]
+struct AcceptingListener {
+    /// Entrypoint; `None`: the port that each client connected to names the service.
+    entrypoint: Option<Entrypoint>,
+    transport: ClientTransport,
+}
 
 impl ClientConnectionServer {
     /// Accepts connections from `listener` until `closed`, for `entrypoint` or else for the port that each client
@@ -36,26 +44,47 @@ impl ClientConnectionServer {
         entrypoint: Option<Entrypoint>,
         closed: CancellationToken,
     ) {
+        let accepting = AcceptingListener { entrypoint, transport: ClientTransport::Plain };
+        self.accept_until(listener, accepting, closed).await;
+    }
+
+    /// Accepts connections of TLS from `listener` until `closed`, for `entrypoint`. Handshakes that have begun go on.
+    pub async fn run_tls_listener(
+        self: Arc<Self>,
+        listener: TcpListener,
+        entrypoint: Entrypoint,
+        closed: CancellationToken,
+    ) {
+        let (entrypoint, transport) = (Some(entrypoint), ClientTransport::Tls);
+        self.accept_until(listener, AcceptingListener { entrypoint, transport }, closed).await;
+    }
+
+    async fn accept_until(
+        self: Arc<Self>,
+        listener: TcpListener,
+        accepting: AcceptingListener,
+        closed: CancellationToken,
+    ) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = closed.cancelled() => return self.accept_backlog(listener, entrypoint),
+                () = closed.cancelled() => return self.accept_backlog(listener, accepting),
             };
             match accepted {
-                Ok((stream, peer)) => self.accept_connection(stream, entrypoint, peer),
+                Ok((stream, peer)) => self.accept_connection(stream, accepting, peer),
                 Err(error) => self.on_accept_error(&error).await,
             }
         }
     }
 
     /// Accepts connections that were complete before the listener closes; the kernel would reset them.
-    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, entrypoint: Option<Entrypoint>) {
+    fn accept_backlog(self: &Arc<Self>, listener: TcpListener, accepting: AcceptingListener) {
         let Ok(listener) = listener.into_std() else { return };
         // Only what is complete now: the listener is non-blocking and closed afterwards.
         while let Ok((stream, peer)) = listener.accept() {
             let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
             if let Ok(stream) = stream {
-                self.accept_connection(stream, entrypoint, peer);
+                self.accept_connection(stream, accepting, peer);
             }
         }
     }
@@ -63,7 +92,7 @@ impl ClientConnectionServer {
     fn accept_connection(
         self: &Arc<Self>,
         stream: TcpStream,
-        entrypoint: Option<Entrypoint>,
+        AcceptingListener { entrypoint, transport }: AcceptingListener,
         peer: SocketAddr,
     ) {
         // With one listener for all ports, the local port names the service.
@@ -89,7 +118,7 @@ impl ClientConnectionServer {
             return debug!(?entrypoint, client = %peer, "connection refused: there are enough");
         };
         let protocol = match protocol {
-            PortProtocol::Http => AcceptedProtocol::Http,
+            PortProtocol::Http => AcceptedProtocol::Http(transport),
             // It is a request from now on. Idle until its task runs, it would be closed in favour of the next
             // connection.
             PortProtocol::RawTcp(service) => {

@@ -8,24 +8,30 @@ use std::{net::SocketAddr, sync::Arc};
 
 use common::wire::AppProtocol;
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
+use hyper::{ext::Protocol, upgrade::OnUpgrade};
+use tokio::net::TcpStream;
 
 use super::RequestForwarder;
 use crate::{
     budget::ClientBound,
     clients::{connections::ClientConnection, socket::ClientSocket},
-    edge::headers,
+    edge::{headers, websocket},
     h1,
     pods::{
         connection::{PodConnection, PodResponseBody},
         endpoint::{LATE_DIAL_TIMEOUT, PodDialError},
-        exchange_error::ExchangeError,
+        exchange_error::{ExchangeError, PodSendError},
         http1_connection::InterimResponseSink,
-        request_body::BodyIdleTimer,
+        request_body::{BodyIdleTimer, PodRequestBody},
     },
     request_error::ProxyRequestError,
     requests::{
-        pending_request::PendingRequest, request_log::RequestLogEntry, request_timer::RequestTimer,
-        response_body::ClientResponseBody, upgraded_connection::relay_upgraded_connection,
+        pending_request::PendingRequest,
+        request_log::RequestLogEntry,
+        request_timer::RequestTimer,
+        response_body::ClientResponseBody,
+        upgraded_client::{UpgradedClient, UpgradedStream},
+        upgraded_connection::relay_upgraded_connection,
     },
     revisions::revision::{PodPermit, QueueEntry},
 };
@@ -74,8 +80,8 @@ impl RequestForwarder {
                 request.body().idle_timer().map(|idle_timer| (idle_timer, is_grpc(&request)));
             // A client that stalls in its body occupies a pod's capacity. So the wait for the response is bounded by
             // the body's progress.
-            let mut interim_sink = ClientInterimSink(pending.socket.as_ref());
-            let result = connection.send(request, &mut interim_sink);
+            let socket = pending.socket.as_ref();
+            let result = send_to_pod(connection, request, socket, pending.websocket.is_some());
             let result = match idle_timer {
                 None => result.await,
                 Some((idle_timer, is_grpc)) => tokio::select! {
@@ -117,7 +123,12 @@ impl RequestForwarder {
             let permit = queue_entry.acquire_permit().await?;
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
             pending.prepare(&self.edge_policy.current())?;
-            let connected = connect_to_pod(&permit, pending.settings.protocol, queue_entry).await;
+            let connected = if pending.websocket.is_some() {
+                // Boxed, because it is rare and would enlarge the future of every waiting request.
+                Box::pin(connect_for_websocket(&permit, queue_entry)).await
+            } else {
+                connect_to_pod(&permit, pending.settings.protocol, queue_entry).await
+            };
             let error = match connected {
                 Ok(connection) => return Ok((permit, connection)),
                 Err(error) => error,
@@ -143,25 +154,36 @@ impl RequestForwarder {
         entry: &mut Option<Box<RequestLogEntry>>,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         let PodResponse { mut response, permit } = pod_response;
-        let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let address = permit.pod.key.address;
+        let failed = |reason: String| ProxyRequestError::ExchangeFailed { address, reason };
         let status = response.status();
+        // Set by hyper if the pod speaks HTTP/2 and has opened the WebSocket.
+        let opened = response.extensions_mut().remove::<OnUpgrade>();
+        if let Some(handshake) = pending.websocket.as_ref().filter(|_| opened.is_none()) {
+            let checked = handshake.check_response(status, response.headers());
+            checked.map_err(|error| failed(error.to_string()))?;
+        }
         headers::rewrite_response_head(response.headers_mut(), status, pending.client_version);
-        if !switched {
+        if status != StatusCode::SWITCHING_PROTOCOLS && opened.is_none() {
             return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));
         }
         // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
         // error.
-        let pod = std::mem::replace(response.body_mut(), PodResponseBody::Ended).into_upgraded();
-        let Some((client, pod)) = pending.upgrade.take().zip(pod) else {
-            let reason = "pod switched protocols unasked".to_owned();
-            return Err(ProxyRequestError::ExchangeFailed {
-                address: permit.pod.key.address,
-                reason,
-            });
+        let body = std::mem::replace(response.body_mut(), PodResponseBody::Ended);
+        let pod = body.into_upgraded(opened);
+        let Some((upgrade, pod)) = pending.upgrade.take().zip(pod) else {
+            return Err(failed("pod switched protocols unasked".to_owned()));
         };
+        let body = pending.websocket_body.take();
+        let stream = body.and_then(|it| UpgradedStream::of_current_task(&pending.connection, it));
+        let client = UpgradedClient { upgrade, stream: stream.map(Arc::new) };
+        if pending.websocket.is_some() {
+            websocket::convert_switch_response(&mut response);
+        }
         // Such a request lasts for as long as its upgraded connection.
         let mut entry = entry.take();
-        entry.iter_mut().for_each(|entry| entry.set_status(status));
+        let switched = StatusCode::SWITCHING_PROTOCOLS;
+        entry.iter_mut().for_each(|entry| entry.set_status(switched));
         let relay =
             relay_upgraded_connection(client, pod, permit, timer, self.close_upgraded.clone());
         let request_guard = pending.connection.start_request();
@@ -189,6 +211,69 @@ pub(super) async fn connect_to_pod(
             connect.await
         }
     }
+}
+
+/// Waits for a connection for a WebSocket handshake. It is one of HTTP/2 if the pod takes extended CONNECT. Otherwise it
+/// is one of HTTP/1.1, as for clients of that version: servers of HTTP/2 without TLS commonly speak both.
+async fn connect_for_websocket(
+    permit: &PodPermit,
+    queue_entry: &mut QueueEntry,
+) -> Result<PodConnection, PodDialError> {
+    if permit.pod.protocol() == AppProtocol::H2c {
+        let connection = connect_to_pod(permit, AppProtocol::Tcp, queue_entry).await?;
+        if let Some(stream) = connection.into_raw_tcp()
+            && let Some(connection) = await_settings(stream, queue_entry).await
+        {
+            return Ok(connection);
+        }
+    }
+    connect_to_pod(permit, AppProtocol::Http1, queue_entry).await
+}
+
+/// Opens HTTP/2 for a WebSocket, which waits for the pod's settings. The kernel accepts a connection long before a pod
+/// that is still starting does, and the eBPF programs count no request on it yet. So a late pod counts as one whose dial
+/// is late.
+async fn await_settings(stream: TcpStream, queue_entry: &mut QueueEntry) -> Option<PodConnection> {
+    let open = PodConnection::open_for_websocket(stream);
+    tokio::pin!(open);
+    match tokio::time::timeout(LATE_DIAL_TIMEOUT, open.as_mut()).await {
+        Ok(opened) => opened,
+        Err(_late) => {
+            queue_entry.start_waiting();
+            open.await
+        }
+    }
+}
+
+/// Sends a request and waits for the head of the response. `socket` gets interim responses.
+async fn send_to_pod(
+    connection: PodConnection,
+    request: Request<PodRequestBody>,
+    socket: Option<&ClientSocket>,
+    is_websocket: bool,
+) -> Result<Response<PodResponseBody>, PodSendError> {
+    if is_websocket && connection.is_http2() {
+        // Boxed, because it is rare and would enlarge the future of every request.
+        return Box::pin(send_extended_connect(connection, request)).await;
+    }
+    connection.send(request, &mut ClientInterimSink(socket)).await
+}
+
+/// Sends a WebSocket handshake to a pod of HTTP/2. If it can be sent again, it comes back in the form for HTTP/1.1,
+/// since the next pod may need that.
+async fn send_extended_connect(
+    connection: PodConnection,
+    request: Request<PodRequestBody>,
+) -> Result<Response<PodResponseBody>, PodSendError> {
+    let (mut head, body) = request.into_parts();
+    let http1_head = head.clone();
+    websocket::convert_to_connect(&mut head);
+    head.extensions.insert(Protocol::from_static(headers::WEBSOCKET));
+    let sent = connection.send(Request::from_parts(head, body), &mut ClientInterimSink(None)).await;
+    sent.map_err(|PodSendError { resendable, cause }| {
+        let resendable = resendable.map(|it| Request::from_parts(http1_head, it.into_body()));
+        PodSendError { resendable, cause }
+    })
 }
 
 /// Returns true for gRPC, whose clients may pause their bodies for any time: its calls have two directions at once.

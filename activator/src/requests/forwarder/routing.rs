@@ -1,9 +1,10 @@
 //! Shell: the route of a request: the service that it is for, and the Revision that serves it.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
-use common::wire::{AppProtocol, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, TagRouting};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request};
+use hyper::ext::Protocol;
 
 use super::RequestForwarder;
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
         client_headers::is_https,
         headers, host,
         platform_probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
+        websocket,
     },
     entrypoint::{Entrypoint, TrafficOrigin},
     request_error::ProxyRequestError,
@@ -35,23 +37,22 @@ impl RequestForwarder {
     ) -> Result<Routed, ProxyRequestError> {
         let ReceivedRequest { head, body, entrypoint, client, connection } = received;
         host::check_host(&head)?;
-        if head.method == Method::CONNECT {
-            return Err(ProxyRequestError::ConnectMethod);
-        }
+        let connect_protocol = head.extensions.get::<Protocol>().map(Protocol::as_str);
+        websocket::check_connect(&head.method, connect_protocol)?;
+        // Only a WebSocket over HTTP/2 is left of CONNECT. It is no probe, since a success would open it.
+        let opens_websocket = head.method == Method::CONNECT;
+        let may_be_probe =
+            entrypoint.traffic_origin() == TrafficOrigin::Internal && !opens_websocket;
         // The response to a probe of the platform comes before a Revision is chosen, so that it never wakes one.
-        if let Some(probe) = platform_probe::parse_probe(&head)
-            .filter(|_| entrypoint.traffic_origin() == TrafficOrigin::Internal)
-        {
+        if let Some(probe) = platform_probe::parse_probe(&head).filter(|_| may_be_probe) {
             return Ok(Routed::Respond(self.respond_to_probe(probe, entrypoint, &head).into()));
         }
         let service_match = self.find_service(entrypoint, &head)?;
-        let is_secure = || {
-            let sender = client.request_sender(entrypoint);
-            is_https(&head.headers, sender, &self.edge_policy.current())
-        };
-        if entrypoint == Entrypoint::External && service_match.redirects_to_https() && !is_secure()
-        {
-            return Ok(Routed::Respond(redirect_to_https(&head)?.into()));
+        if entrypoint == Entrypoint::External && service_match.redirects_to_https() {
+            let edge = self.edge_policy.current();
+            if !is_https(&head.headers, client.request_sender(entrypoint), &edge) {
+                return Ok(Routed::Respond(redirect_to_https(&head, &edge)?.into()));
+            }
         }
         let (service, tag) = self.select_tag(&service_match, &head);
         let (revision, mut settings) = choose_revision(&service)?;
@@ -79,6 +80,8 @@ impl RequestForwarder {
             settings,
             client_version,
             upgrade: None,
+            websocket: None,
+            websocket_body: opens_websocket.then(|| connection.start_body()),
             socket,
             connection: Arc::clone(connection),
         })))
@@ -182,11 +185,13 @@ pub(super) fn check_network_policy(
 /// Response that redirects to the same URL over https (`http-protocol: Redirected`).
 fn redirect_to_https(
     head: &request::Parts,
+    edge: &EdgeSettings,
 ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
     let unnamed = || ProxyRequestError::UnknownService(String::new());
     let mut response = Response::new(ClientResponseBody::from_text(""));
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
-    let location = headers::https_location(head).ok_or_else(unnamed)?;
+    let https_port = edge.https_port.map_or(headers::HTTPS_PORT, NonZeroU16::get);
+    let location = headers::https_location(head, https_port).ok_or_else(unnamed)?;
     response.headers_mut().insert(header::LOCATION, location);
     Ok(response)
 }

@@ -1,6 +1,6 @@
 //! Pure: conversion of the RouteTable: its items, services, Revisions, activators, nodes and replicas.
 
-use super::*;
+use super::{certificates::parse_secret_name, *};
 
 impl TryFrom<raw::RouteItem> for RouteItem {
     type Error = WireError;
@@ -16,6 +16,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Replicas(message) => RouteChange::Replicas(message.try_into()?),
             What::Settings(message) => RouteChange::Settings(message.try_into()?),
             What::Node(message) => RouteChange::Node(message.try_into()?),
+            What::Certificate(message) => RouteChange::Certificate(message.try_into()?),
             What::Gone(message) => RouteChange::Removed(message.try_into()?),
             What::Synced(_) => RouteChange::Synced,
         };
@@ -34,6 +35,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Replicas(value) => What::Replicas(value.into()),
             RouteChange::Settings(value) => What::Settings(value.into()),
             RouteChange::Node(value) => What::Node(value.into()),
+            RouteChange::Certificate(value) => What::Certificate(value.into()),
             RouteChange::Removed(value) => What::Gone(value.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
         };
@@ -53,6 +55,9 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Replicas(at) => Self::Replicas(parse_server_component("gone.replicas", at)?),
             Key::Settings(_) => Self::Settings,
             Key::Node(name) => Self::Node(require_nonempty("gone.node", name)?),
+            Key::Certificate(name) => {
+                Self::Certificate(parse_secret_name("gone.certificate", &name)?)
+            }
         })
     }
 }
@@ -68,6 +73,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Replicas(component) => Key::Replicas(raw_server_component(component)),
             RouteKey::Settings => Key::Settings(raw::Empty {}),
             RouteKey::Node(name) => Key::Node(name),
+            RouteKey::Certificate(name) => Key::Certificate(name.to_string()),
         };
         Self { key: Some(key) }
     }
@@ -205,14 +211,19 @@ impl TryFrom<raw::Domain> for MappedDomain {
         let host = require_nonempty("domain.host", message.host)?;
         // proto3 has no null for strings: empty stands for "as the client asked".
         let host_rewrite = (!message.rewrite.is_empty()).then_some(message.rewrite);
-        Ok(Self { host, host_rewrite, redirects_to_https: message.redirects })
+        // Empty stands for "chosen by its names".
+        let named = Some(message.certificate).filter(|name| !name.is_empty());
+        let certificate =
+            named.map(|name| parse_secret_name("domain.certificate", &name)).transpose()?;
+        Ok(Self { host, host_rewrite, redirects_to_https: message.redirects, certificate })
     }
 }
 
 impl From<MappedDomain> for raw::Domain {
     fn from(value: MappedDomain) -> Self {
         let rewrite = value.host_rewrite.unwrap_or_default();
-        Self { host: value.host, rewrite, redirects: value.redirects_to_https }
+        let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
+        Self { host: value.host, rewrite, redirects: value.redirects_to_https, certificate }
     }
 }
 

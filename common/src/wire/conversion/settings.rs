@@ -1,11 +1,15 @@
 //! Pure: conversion of the settings that hold for all services.
 
+use std::num::NonZeroU16;
+
 use super::{
     super::{
         EdgeSettings, GlobalSettings, LogLevel, LogLevels, RequestLogSettings,
         is_allowed_upgrade_name, parse_network,
     },
-    WireError, WireResult, raw,
+    WireError, WireResult,
+    certificates::parse_secret_name,
+    raw,
 };
 use crate::request_log::LogTemplate;
 
@@ -48,6 +52,12 @@ impl TryFrom<raw::Edge> for EdgeSettings {
             requires_proxy_protocol: message.proxy_protocol,
             allowed_upgrades: message.upgrades,
             allows_underscores: message.underscores,
+            certificates: message
+                .certificates
+                .iter()
+                .map(|name| parse_secret_name("edge.certificates", name))
+                .collect::<WireResult<_>>()?,
+            https_port: parse_https_port(message.https_port)?,
         })
     }
 }
@@ -59,8 +69,18 @@ impl From<EdgeSettings> for raw::Edge {
             proxy_protocol: value.requires_proxy_protocol,
             upgrades: value.allowed_upgrades,
             underscores: value.allows_underscores,
+            certificates: value.certificates.iter().map(ToString::to_string).collect(),
+            https_port: value.https_port.map_or(0, |port| port.get().into()),
         }
     }
+}
+
+/// Parses the port of https in redirects. It may be absent, which is sent as 0.
+fn parse_https_port(value: u32) -> WireResult<Option<NonZeroU16>> {
+    let port = u16::try_from(value).ok();
+    let port =
+        port.ok_or_else(|| WireError::new("edge.https_port", value, "must be a port, or 0"))?;
+    Ok(NonZeroU16::new(port))
 }
 
 impl TryFrom<raw::RequestLog> for RequestLogSettings {

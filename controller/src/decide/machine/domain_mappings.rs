@@ -33,13 +33,18 @@ impl ControllerStateMachine {
                 }
             }
         }
+        let secret = |it: &DomainMappingState| it.tls_secret.clone();
+        let old_secret = previous.as_ref().map(secret);
         let old_target = previous.as_ref().map(|it| it.target.clone());
         let mut new_target = None;
         if let Some(object) = object {
             let mut mapping = observe::read_domain_mapping(object);
             match previous {
                 // The conditions in the cluster state are newer than those that were written.
-                Some(previous) => mapping.conditions = previous.conditions,
+                Some(previous) => {
+                    mapping.conditions = previous.conditions;
+                    mapping.served_secret = previous.served_secret;
+                }
                 None => fields::read_conditions(
                     &mut mapping.conditions,
                     object,
@@ -54,6 +59,10 @@ impl ControllerStateMachine {
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
+        let mut moved = BTreeSet::new();
+        if self.cluster.domains.mappings.get(name).map(secret) != old_secret {
+            moved = self.update_named_secrets(now);
+        }
         // The mapping competes for its host name with other mappings and Routes.
         self.update_mapping_claim(name);
         // The former target loses a host, so its routes change too.
@@ -62,6 +71,9 @@ impl ControllerStateMachine {
         }
         self.reconcile_route_owner(new_target, now);
         self.reconcile_mapping(name, now);
+        // Time may have passed for other mappings too.
+        moved.remove(name);
+        self.reconcile_mappings_and_targets(&moved, now);
         // The mapping may need a ClusterDomainClaim, or its claim may have become superfluous.
         self.effects.changed_keys.push(domain_claim_key(&name.name));
     }

@@ -1,6 +1,6 @@
 //! Pure: input and output of the state machine.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use common::{
     local_node::{LocalPodSpec, PodRunStatus},
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{ConfigMapEventRecord, DigestResolution, PodRead, PodReadResult};
 use crate::model::{
-    cluster_state::{AppState, ServiceManifest},
+    cluster_state::{AppState, SecretRead, ServiceManifest},
     network_policies::PolicyClientPod,
     object::{LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
 };
@@ -84,6 +84,8 @@ pub enum ControllerEvent {
     },
     /// All objects that existed at the start have been observed.
     InitialListSynced,
+    /// A named Secret was read, or could not be read. Later results of a Secret come later.
+    SecretRead { name: NamespacedName, read: SecretRead },
     /// True if this replica has become the leader, false if it is no longer.
     LeadershipChanged(bool),
     /// Time has passed, and timers may be due.
@@ -116,8 +118,29 @@ pub struct ControllerEffects {
     /// True if the Deployments, StatefulSets, HorizontalPodAutoscalers and pods of users must be watched: a scaled
     /// Service exists, or something of one. Once true, it is true in all later effects.
     pub needs_workload_watch: bool,
+    /// Secrets whose certificates are to be read, all of them. `None`: the set has not changed.
+    pub named_secrets: Option<BTreeSet<NamespacedName>>,
+    /// Number of named Secrets in each state. `None`: no state has changed.
+    pub certificate_counts: Option<CertificateCounts>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused_reports: u64,
+}
+
+/// Number of named Secrets in each state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CertificateCounts {
+    /// Secrets that were not read yet.
+    pub pending: usize,
+    /// Secrets whose certificate is in force.
+    pub in_force: usize,
+    /// Secrets that cannot be used now, while an earlier certificate of theirs is in force.
+    pub kept: usize,
+    /// Secrets whose content cannot be used, without an earlier certificate.
+    pub unusable: usize,
+    /// Secrets that do not exist, without an earlier certificate.
+    pub absent: usize,
+    /// Secrets that the API server has never returned, but for an error.
+    pub unreadable: usize,
 }
 
 /// Event to record on an object of the API server.

@@ -79,6 +79,12 @@ impl ControllerStateMachine {
                 return self.cluster.replicas.get(component).cloned().map(RouteChange::Replicas);
             }
             RouteKey::Node(name) => return self.node_entry(name).map(RouteChange::Node),
+            RouteKey::Certificate(name) => {
+                let state = self.cluster.certificates.by_secret.get(name)?;
+                return Some(RouteChange::Certificate(plan::certificates::certificate_entry(
+                    name, state,
+                )));
+            }
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }

@@ -72,6 +72,8 @@ impl ControllerStateMachine {
         settings.apply_config_maps();
         self.cluster.settings = Arc::new(settings);
         if update.is_changed {
+            // All mappings and their targets are planned below.
+            let _planned_below = self.update_named_secrets(now);
             self.update_settings_route();
             // Templates were parsed with the old settings.
             self.cluster.template_cache = TemplateCache::default();
@@ -123,7 +125,8 @@ impl ControllerSettings {
     /// Returns the settings as the RouteTable contains them; `None`: all are defaults.
     pub(super) fn route_settings(&self) -> Option<wire::GlobalSettings> {
         let request_log = self.config_maps.observability.request_log.clone();
-        let edge = self.config_maps.network.edge.clone();
+        let mut edge = self.config_maps.network.edge.clone();
+        edge.certificates = self.shared_certificates().collect();
         wire::GlobalSettings { request_log, log_levels: self.config_maps.logging.levels(), edge }
             .if_not_default()
     }

@@ -3,7 +3,7 @@
 
 use common::wire::{MappedDomain, NamespacedName};
 
-use super::routes;
+use super::{certificates, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, UnixMillis,
@@ -123,14 +123,7 @@ pub fn update_conditions(
         }
         Ok(_) => ConditionStatus::True(None),
     };
-    let certificate = match &mapping.tls_secret {
-        None => ConditionStatus::True(Some(ConditionReason::NO_TLS)),
-        Some(secret) => {
-            // TLS of users' domains is not served here, and a condition must not claim it.
-            let message = format!("The gateway serves no TLS: Secret {secret:?} is not used");
-            ConditionStatus::False(ConditionReason::new("CertificateNotReady", message))
-        }
-    };
+    let certificate = certificates::certificate_status(cluster, name, mapping, now);
     let conditions = &mut mapping.conditions;
     conditions.set(ConditionType::DomainClaimed, claimed_status(cluster, name), now);
     conditions.set(ConditionType::DomainReference, resolved, now);
@@ -168,10 +161,15 @@ pub(super) fn mapped_domains(
             && resolve_target(cluster, name, mapping).is_ok()
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
+    let certificate = |name: &NamespacedName, mapping: &DomainMappingState| {
+        let secret = mapping.served_secret.as_deref()?;
+        Some(NamespacedName::new(name.namespace.clone(), secret))
+    };
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
         host: name.name.to_ascii_lowercase(),
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
+        certificate: certificate(name, mapping),
     };
     mappings.filter(in_force).map(domain).collect()
 }

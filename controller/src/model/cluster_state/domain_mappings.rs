@@ -15,6 +15,8 @@ pub struct DomainMappingState {
     pub target: NamespacedName,
     /// Name of the Secret with the user's certificate.
     pub tls_secret: Option<Box<str>>,
+    /// Name of the Secret whose certificate the domain has: `tls_secret`, or the one before while that has a better one.
+    pub served_secret: Option<Box<str>>,
     /// Handling of external plain HTTP, where the object sets it.
     pub http_protocol: Option<Box<str>>,
     /// Conditions of the DomainMapping's status.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use common::wire::ActivatorEntry;
+use common::wire::{ActivatorEntry, NamespacedName};
 use datapath::abi::ACTIVATOR_PORTS;
 
 use super::ClusterIpSource;
@@ -63,6 +63,13 @@ impl Default for ControllerSettings {
 }
 
 impl ControllerSettings {
+    /// Iterates over the Secrets with certificates for every host, in the order of their choice. They are in the system
+    /// namespace.
+    pub fn shared_certificates(&self) -> impl Iterator<Item = NamespacedName> {
+        let names = self.config_maps.network.certificates.iter();
+        names.map(move |it| NamespacedName::new(self.system_namespace.as_str(), it.as_str()))
+    }
+
     /// Returns the ClusterIPs of a name, IPv4 first.
     pub fn cluster_ips(&self, source: &ClusterIpSource) -> Vec<IpAddr> {
         // Both families share the number, so one allocation reserves both addresses.

@@ -20,11 +20,29 @@ impl UnixMillis {
         jiff::Timestamp::from_second(seconds).map(|time| time.to_string()).unwrap_or_default()
     }
 
+    /// Returns the moment `seconds` after 1970 began. Moments before that become 1970.
+    pub fn from_seconds(seconds: i64) -> Self {
+        Self(u64::try_from(seconds).unwrap_or_default().saturating_mul(1000))
+    }
+
+    /// Returns the whole seconds since 1970.
+    pub fn seconds(self) -> i64 {
+        i64::try_from(self.0 / 1000).unwrap_or(i64::MAX)
+    }
+
     /// Parses an RFC 3339 time; `None` for any other text, and for a time before 1970.
     pub fn parse(text: &str) -> Option<Self> {
         let time: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(time.as_millisecond()).ok().map(Self)
     }
+}
+
+/// Formats a moment as RFC 3339. `seconds` are since 1970, and negative before that. Certificates may end later than
+/// any moment that can be formatted, so such a moment is shown as the last one.
+pub fn rfc3339_of_seconds(seconds: i64) -> String {
+    let (first, last) = (jiff::Timestamp::MIN, jiff::Timestamp::MAX);
+    let seconds = seconds.clamp(first.as_second(), last.as_second());
+    jiff::Timestamp::from_second(seconds).unwrap_or(last).to_string()
 }
 
 /// A UUID, kept as a number.
@@ -117,5 +135,26 @@ impl ObjectMetaSummary {
     /// Returns true if the API server has created the object: it has a UID. A planned object has none yet.
     pub fn exists(&self) -> bool {
         self.uid != Uid(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_certificates_are_formatted_in_every_year() {
+        assert_eq!(rfc3339_of_seconds(1_000_000), "1970-01-12T13:46:40Z");
+        assert_eq!(rfc3339_of_seconds(-1), "1969-12-31T23:59:59Z");
+        // The end of certificates that never expire (RFC 5280, section 4.1.2.5).
+        assert!(rfc3339_of_seconds(253_402_300_799).starts_with("9999-12-3"));
+        assert!(!rfc3339_of_seconds(i64::MIN).is_empty());
+    }
+
+    #[test]
+    fn seconds_and_milliseconds_are_converted() {
+        assert_eq!(UnixMillis::from_seconds(7), UnixMillis(7000));
+        assert_eq!(UnixMillis::from_seconds(-7), UnixMillis(0));
+        assert_eq!(UnixMillis(7999).seconds(), 7);
     }
 }

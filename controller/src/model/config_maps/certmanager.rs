@@ -1,5 +1,5 @@
-//! Pure: `config-certmanager`: issuers of certificates for public names. No such certificates are requested: services
-//! are served without TLS, and the controller itself signs those of the components.
+//! Pure: `config-certmanager`: issuers of certificates for public names. No such certificates are requested: users name
+//! Secrets with theirs, and the controller itself signs those of the components.
 //!
 //! Keys: knative/serving `pkg/reconciler/certificate/config/cert_manager.go` at 98e5ef9.
 
@@ -44,8 +44,7 @@ mod tests {
     #[test]
     fn an_issuer_is_accepted_with_a_warning() {
         let read = read::<CertManagerConfig>(&issuer("kind: Issuer\nname: letsencrypt\n")).unwrap();
-        let expected = "key \"issuerRef\" has no effect: services are served without TLS";
-        assert_eq!(read.warnings, [expected]);
+        assert_eq!(read.warnings, [format!("key \"issuerRef\" has no effect: {NO_TLS}")]);
     }
 
     #[test]

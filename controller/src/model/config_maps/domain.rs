@@ -21,7 +21,7 @@ pub struct DomainConfig(BTreeMap<String, BTreeMap<String, String>>);
 struct DomainSelector {
     /// Labels that a Route must have; none: all Routes match.
     selector: BTreeMap<String, String>,
-    /// `wildcard` where one certificate covers a namespace; it has no effect, as there are no certificates.
+    /// `wildcard` where one certificate covers a namespace; it has no effect, as no certificates are requested.
     r#type: String,
 }
 

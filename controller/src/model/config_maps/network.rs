@@ -2,9 +2,11 @@
 //!
 //! Keys, defaults, bounds and messages: knative/networking `pkg/config/config.go` at 17b28c6.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
 
-use common::wire::{ConnectionPath, EdgeSettings, is_allowed_upgrade_name, parse_network};
+use common::wire::{
+    ConnectionPath, EdgeSettings, is_allowed_upgrade_name, is_secret_name, parse_network,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::{
@@ -19,7 +21,8 @@ pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
 /// Knative's template of a tag's host name (`DefaultTagTemplate`).
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
 /// Reason for which settings of certificates have no effect.
-pub(super) const NO_TLS: &str = "services are served without TLS";
+pub(super) const NO_TLS: &str =
+    "no certificates are requested: name Secrets in a DomainMapping or in rouse.dev.certificates";
 /// Texts that Go parses as false.
 pub(super) const FALSE_TEXTS: [&str; 3] = ["false", "f", "0"];
 /// Fields that a domain template may use.
@@ -54,9 +57,13 @@ pub struct NetworkConfig {
     /// `rouse.dev.path`, Rouse's own: the path of services without an annotation; `None`: the path rule decides. (The
     /// annotation is `rouse.dev/path`; a key of a ConfigMap may not contain a slash.)
     pub default_path: Option<ConnectionPath>,
+    /// `rouse.dev.certificates`, Rouse's own: Secrets of the system namespace, separated by commas or spaces. Each
+    /// has a certificate for the hosts that it names, and the first one also for all other hosts. Default none.
+    pub certificates: Vec<String>,
     /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
     /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
-    /// commas, default none; `rouse.dev.underscores-in-headers`, default false.
+    /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
+    /// redirects to HTTPS, default that of the activator. Its `certificates` are empty here.
     pub edge: EdgeSettings,
 }
 
@@ -70,6 +77,7 @@ impl Default for NetworkConfig {
             autocreate_claims: false,
             external_scheme: "http".into(),
             default_path: None,
+            certificates: Vec::new(),
             edge: EdgeSettings::default(),
         }
     }
@@ -91,6 +99,7 @@ impl ConfigMapSettings for NetworkConfig {
         it.tag_template = read_tag_template(keys);
         it.http_protocol = read_http_protocol(keys);
         it.default_path = read_default_path(keys);
+        it.certificates = read_certificates(keys);
         it.edge = read_edge_settings(keys);
         it
     }
@@ -277,6 +286,31 @@ fn read_default_path(keys: &mut ConfigMapReader<'_>) -> Option<ConnectionPath> {
     }
 }
 
+fn read_certificates(keys: &mut ConfigMapReader<'_>) -> Vec<String> {
+    let key = "rouse.dev.certificates";
+    let mut names: Vec<String> = Vec::new();
+    for text in split_list(keys, key) {
+        if !is_secret_name(text) {
+            keys.add_error(format!("{key} has {text:?}, must be names of Secrets"));
+        } else if names.iter().any(|it| it == text) {
+            keys.add_error(format!("{key} has {text:?} twice"));
+        } else {
+            names.push(text.to_owned());
+        }
+    }
+    names
+}
+
+fn read_https_port(keys: &mut ConfigMapReader<'_>) -> Option<NonZeroU16> {
+    let key = "rouse.dev.https-port";
+    let text = keys.get(key).map(str::trim).filter(|it| !it.is_empty())?;
+    let port = text.parse::<NonZeroU16>().ok();
+    if port.is_none() {
+        keys.add_error(format!("{key} = {text:?}, must be 1 to 65535"));
+    }
+    port
+}
+
 fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";
@@ -310,6 +344,7 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
         }
     }
     keys.read_bool("rouse.dev.underscores-in-headers", &mut it.allows_underscores);
+    it.https_port = read_https_port(keys);
     it
 }
 

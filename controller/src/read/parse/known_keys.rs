@@ -79,7 +79,8 @@ const NOWHERE: &[MetadataPlace] = &[];
 
 const ON_ROUTE: &str = "it belongs on a Service or a Route, under \"metadata\"";
 const ON_TEMPLATE: &str = "it belongs on a template, under \"spec.template.metadata\"";
-const NO_TLS: &str = "services are served without TLS";
+const NO_TLS: &str =
+    "no certificates are requested: name Secrets in a DomainMapping or in rouse.dev.certificates";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 

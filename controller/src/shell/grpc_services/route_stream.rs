@@ -33,7 +33,8 @@ const MAX_SUBSCRIBER_BYTES: usize = 16 * 1024;
 const GRPC_PREFIX_BYTES: usize = 5;
 
 /// Encodes a batch for all streams of `role`: of each change, what `limit_to_role` leaves of it for the role. No node
-/// is in it: a subscriber gets that of its own node only, by [`encode_change`].
+/// is in it: a subscriber gets that of its own node only, by [`encode_change`]. Certificates are for activators only:
+/// other roles get not even the removal of one.
 ///
 /// Where `limit_to_role` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless
 /// it knew the subject before.
@@ -43,8 +44,7 @@ pub fn encode_batch(
     limit_to_role: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
-    // Otherwise each of thousands of agents would get thousands of nodes.
-    let changes = batch.changes.iter().filter(|(key, _)| !matches!(key, RouteKey::Node(_)));
+    let changes = batch.changes.iter().filter(|(key, _)| is_shared_with(role, key));
     let changes = changes.map(|(key, change)| {
         let limited = change.clone().and_then(|change| limit_to_role(change, role));
         limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
@@ -60,6 +60,22 @@ pub fn encode_batch(
     }
     pieces.extend((!all.is_empty()).then(|| all.freeze()));
     pieces.into()
+}
+
+/// Returns true if all streams of `role` get the changes of a subject.
+fn is_shared_with(role: ClientComponent, key: &RouteKey) -> bool {
+    match key {
+        // Otherwise each of thousands of agents would get thousands of nodes.
+        RouteKey::Node(_) => false,
+        // They have private keys.
+        RouteKey::Certificate(_) => role == ClientComponent::Activator,
+        RouteKey::Service(_)
+        | RouteKey::Revision(_)
+        | RouteKey::Pod(_)
+        | RouteKey::Activator(_)
+        | RouteKey::Replicas(_)
+        | RouteKey::Settings => true,
+    }
 }
 
 /// Encodes one change of a batch of this version, without the end of the batch.

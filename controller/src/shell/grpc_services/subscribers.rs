@@ -110,7 +110,7 @@ impl Drop for SubscriberGuard {
 }
 
 /// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
-/// activators. Allowed sources and the request log are for activators.
+/// activators. Allowed sources, the request log and certificates are for activators.
 pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Option<RouteChange> {
     match (role, change) {
         (ClientComponent::Agent, RouteChange::Revision(it)) => {
@@ -123,6 +123,8 @@ pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Optio
             Some(RouteChange::Revision(RevisionEntry { allowed_sources: None, ..it }))
         }
         (ClientComponent::Autoscaler, RouteChange::Service(_)) => None,
+        // No batch of these roles has one; a private key must not leave by a mistake elsewhere.
+        (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Certificate(_)) => None,
         (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
             // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
             wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }

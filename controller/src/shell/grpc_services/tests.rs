@@ -1,19 +1,22 @@
 use std::time::Duration;
 
+use bytes::{Buf as _, Bytes};
 use common::{
     link::{ComponentLink, PodReportKey},
     local_node::LocalNodeSpec,
     outbox::Outbox,
     wire::{
-        self, ConnectionPath, NamespacedName, PodObservation, RouteChange, RouteKey, RoutingPhase,
+        self, CertificateEntry, CertificateMaterial, ConnectionPath, NamespacedName,
+        PodObservation, PrivateKeyBytes, RouteChange, RouteItem, RouteKey, RoutingPhase,
         ScaleDecision,
     },
 };
+use prost::Message as _;
 use tokio::sync::watch;
 
-use super::{subscribers::limit_to_role, *};
+use super::{route_stream::encode_batch, subscribers::limit_to_role, *};
 use crate::{
-    decide::machine::ControllerStateMachine,
+    decide::machine::{ControllerStateMachine, RouteMessageBatch},
     model::{cluster_state::ClusterState, scale_policy::ScalePolicyConfig},
     read::parse::{self, ManifestDocument},
     shell::runtime::route_subscription::{RouteTableSubscription, RouteTableUpdate},
@@ -272,6 +275,52 @@ fn each_component_gets_the_settings_that_concern_it() {
         limited(&wire::GlobalSettings { request_log, ..defaults }, ClientComponent::Agent),
         None
     );
+}
+
+/// Returns the changes of encoded items.
+fn decode_changes(pieces: &[Bytes]) -> Vec<RouteChange> {
+    let mut changes = Vec::new();
+    for mut rest in pieces.iter().cloned() {
+        while !rest.is_empty() {
+            assert_eq!(rest.get_u8(), 0, "not compressed");
+            let length = rest.get_u32() as usize;
+            let item = raw::RouteItem::decode(rest.split_to(length)).expect("a whole item");
+            changes.push(RouteItem::try_from(item).expect("a valid item").change);
+        }
+    }
+    changes
+}
+
+#[test]
+fn only_activators_get_certificates() {
+    let entry = |name: &str, has_material: bool| {
+        let key = PrivateKeyBytes::new(vec![2]);
+        let material = CertificateMaterial { chain: vec![vec![1]], key };
+        let material = has_material.then(|| Arc::new(material));
+        CertificateEntry { name: NamespacedName::new("default", name), material }
+    };
+    let new = RouteChange::Certificate(entry("new", true));
+    let kept = RouteChange::Certificate(entry("kept", false));
+    let removed = RouteKey::Certificate(NamespacedName::new("default", "removed"));
+    let pod = RouteKey::Pod("other".into());
+    let key_of = |change: &RouteChange| change.key().expect("a subject");
+    let changes = vec![
+        (key_of(&new), Some(new.clone())),
+        (key_of(&kept), Some(kept.clone())),
+        (removed.clone(), None),
+        (pod.clone(), None),
+    ];
+    let batch = RouteMessageBatch { version: 7, changes };
+    let others = [RouteChange::Removed(pod), RouteChange::Synced];
+    let all = [vec![new.clone(), kept, RouteChange::Removed(removed)], others.to_vec()].concat();
+    let got = |role| decode_changes(&encode_batch(&batch, role, limit_to_role));
+    assert_eq!(got(ClientComponent::Activator), all);
+    for role in [ClientComponent::Agent, ClientComponent::Autoscaler] {
+        // Not even the names of removed ones.
+        assert_eq!(got(role), others, "{role:?}");
+        // The second line of defence.
+        assert_eq!(limit_to_role(new.clone(), role), None, "{role:?}");
+    }
 }
 
 #[tokio::test]

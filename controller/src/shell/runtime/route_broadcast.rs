@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
@@ -27,6 +28,8 @@ const MAX_LOG_SIZE: usize = 4_096;
 /// Number of allowed sources of a Revision that count as one change in the log: they need as much memory. A policy that
 /// selects a large namespace has thousands.
 const SOURCES_PER_LOGGED_CHANGE: usize = 16;
+/// Number of bytes of a certificate that count as one change in the log, for the same reason. A chain may have 64 KiB.
+const CERTIFICATE_BYTES_PER_LOGGED_CHANGE: usize = 1_024;
 /// Time without changes after which batches that every stream has are dropped.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -37,7 +40,6 @@ pub(super) type RouteCursor = OutboxCursor<RouteKey, RouteFingerprint>;
 pub type EncodedPieces = Arc<[Bytes]>;
 
 /// Batch that several streams send.
-#[derive(Debug)]
 pub struct SharedRouteBatch {
     /// Version after which the batch has every change; 0 if it has the whole table.
     from_version: u64,
@@ -46,6 +48,15 @@ pub struct SharedRouteBatch {
     nodes: BTreeMap<String, RouteChange>,
     /// Encoded batch by the role of the receivers, made for the first of each role.
     encoded: [OnceLock<EncodedPieces>; 3],
+}
+
+impl fmt::Debug for SharedRouteBatch {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the encoded pieces, in which private keys are plain bytes.
+        let mut out = out.debug_struct("SharedRouteBatch");
+        out.field("from_version", &self.from_version).field("routes", &self.routes);
+        out.finish_non_exhaustive()
+    }
 }
 
 impl SharedRouteBatch {
@@ -76,7 +87,10 @@ impl SharedRouteBatch {
     /// Returns the size of the batch in the log, in changes.
     fn log_size(&self) -> usize {
         let changes = self.routes.changes.iter();
-        let extra = |it: &RouteChange| source_count(it) / SOURCES_PER_LOGGED_CHANGE;
+        let extra = |it: &RouteChange| {
+            source_count(it) / SOURCES_PER_LOGGED_CHANGE
+                + certificate_bytes(it) / CERTIFICATE_BYTES_PER_LOGGED_CHANGE
+        };
         changes.map(|(_, change)| 1 + change.as_ref().map_or(0, extra)).sum()
     }
 
@@ -101,6 +115,13 @@ fn source_count(change: &RouteChange) -> usize {
     let Some(sources) = &revision.allowed_sources else { return 0 };
     let exceptions = sources.ip_blocks.iter().map(|it| it.exceptions.len());
     sources.addresses.len() + sources.ip_blocks.len() + exceptions.sum::<usize>()
+}
+
+/// Returns the size of the certificates in a change, in bytes.
+fn certificate_bytes(change: &RouteChange) -> usize {
+    let RouteChange::Certificate(entry) = change else { return 0 };
+    let chain = entry.material.iter().flat_map(|it| &it.chain);
+    chain.map(Vec::len).sum()
 }
 
 /// Broadcast of the changes of the RouteTable to streams that get them at the same time.

@@ -22,6 +22,7 @@ use crate::{
 };
 
 mod autoscaler_classes;
+mod certificates;
 mod containers;
 mod deletion;
 mod fake_api_server;

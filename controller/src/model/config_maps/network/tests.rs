@@ -25,6 +25,7 @@ fn every_key_is_followed() {
         autocreate_claims: true,
         external_scheme: "https".into(),
         default_path: Some(ConnectionPath::Activator),
+        certificates: vec!["default-tls".into(), "shop.tls".into(), "other".into()],
         edge: EdgeSettings {
             trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
                 .map(|net| net.parse().unwrap())
@@ -32,6 +33,8 @@ fn every_key_is_followed() {
             requires_proxy_protocol: true,
             allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
             allows_underscores: true,
+            certificates: Vec::new(),
+            https_port: NonZeroU16::new(8443),
         },
     };
     let read = map(&[
@@ -39,6 +42,8 @@ fn every_key_is_followed() {
         ("rouse.dev.proxy-protocol", "true"),
         ("rouse.dev.upgrades", "XMPP,foo/2"),
         ("rouse.dev.underscores-in-headers", "true"),
+        ("rouse.dev.certificates", "default-tls, shop.tls\nother,"),
+        ("rouse.dev.https-port", " 8443 "),
         ("domain-template", source),
         ("tag-template", "{{.Name}}-{{.Tag}}"),
         ("http-protocol", "Redirected"),
@@ -113,6 +118,17 @@ fn every_refusal_names_key_and_value() {
             "rouse.dev.proxy-protocol needs rouse.dev.trusted-proxies: the header is read from no other peers",
         ),
         (
+            ("rouse.dev.certificates", "default-tls,Shop"),
+            "rouse.dev.certificates has \"Shop\", must be names of Secrets",
+        ),
+        (
+            ("rouse.dev.certificates", "default-tls shop default-tls"),
+            "rouse.dev.certificates has \"default-tls\" twice",
+        ),
+        (("rouse.dev.https-port", "0"), "rouse.dev.https-port = \"0\", must be 1 to 65535"),
+        (("rouse.dev.https-port", "65536"), "rouse.dev.https-port = \"65536\", must be 1 to 65535"),
+        (("rouse.dev.https-port", "https"), "rouse.dev.https-port = \"https\", must be 1 to 65535"),
+        (
             ("rouse.dev.upgrades", "xmpp,h2c"),
             "rouse.dev.upgrades has \"h2c\", must be protocols to switch to, and never HTTP",
         ),
@@ -130,6 +146,8 @@ fn values_that_ask_for_nothing_get_no_warning() {
         ("namespace-wildcard-cert-selector", ""),
         ("enable-mesh-pod-addressability", "false"),
         ("mesh-compatibility-mode", "Disabled"),
+        ("rouse.dev.certificates", ""),
+        ("rouse.dev.https-port", ""),
     ];
     assert_eq!(
         map(&pairs),

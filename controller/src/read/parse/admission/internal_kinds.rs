@@ -1,5 +1,6 @@
 //! Pure: admission of DomainMapping and of Knative's internal kinds.
 
+use common::wire::is_secret_name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
@@ -63,11 +64,25 @@ pub(super) fn check_domain_mapping(
         let annotations = meta.annotations.clone().unwrap_or_default();
         check_creator(old, request.object, &annotations, problems);
     }
+    if let Some(tls) = request.object.pointer("/spec/tls").filter(|it| !it.is_null()) {
+        check_certificate_secret(tls, problems);
+    }
     let Some(Value::Object(reference)) = request.object.pointer("/spec/ref") else {
         problems.push(Problem::missing("spec.ref"));
         return;
     };
     check_reference(reference, meta, problems);
+}
+
+/// Checks the Secret of `spec.tls`. In Knative the schema of the CRD requires its name.
+fn check_certificate_secret(tls: &Value, problems: &mut Vec<Problem>) {
+    const AT: &str = "spec.tls.secretName";
+    let name = tls["secretName"].as_str().unwrap_or_default();
+    if name.is_empty() {
+        problems.push(Problem::missing(AT));
+    } else if !is_secret_name(name) {
+        problems.push(Problem::invalid(AT, name));
+    }
 }
 
 /// Returns the reason why `name` is no fully qualified domain name (apimachinery `IsFullyQualifiedDomainName`).

@@ -605,6 +605,7 @@ fn a_named_template_changes_only_with_its_name() {
 
 /// Names and references of DomainMappings (knative/serving `pkg/apis/serving/v1beta1` at 98e5ef9).
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn domain_mappings_are_judged_in_knatives_words() {
     let mapping = |name: &str, spec: &str| {
         yaml(&format!("{{metadata: {{name: {name}, namespace: n}}, spec: {spec}}}"))
@@ -625,6 +626,27 @@ fn domain_mappings_are_judged_in_knatives_words() {
                 "missing field(s): spec.ref.apiVersion",
             ),
             (mapping("a.example.com", "{}"), "missing field(s): spec.ref"),
+            (
+                mapping("a.example.com", "{tls: {secretName: shop.tls}}"),
+                "missing field(s): spec.ref",
+            ),
+            (
+                mapping("a.example.com", "{tls: {}}"),
+                "missing field(s): spec.ref, spec.tls.secretName",
+            ),
+            (
+                mapping("a.example.com", &valid.replace("}}", "}, tls: {secretName: a_b}}")),
+                "invalid value: a_b: spec.tls.secretName",
+            ),
+            (mapping("a.example.com", &valid.replace("}}", "}, tls: null}")), ""),
+            // The API server bounds the whole name of a Secret, and not its labels.
+            (
+                mapping(
+                    "a.example.com",
+                    &valid.replace("}}", &format!("}}, tls: {{secretName: {}}}}}", "s".repeat(64))),
+                ),
+                "",
+            ),
             (
                 mapping("a", valid),
                 "invalid name \"a\": name: Invalid value: \"a\": should be a domain with at least two segments separated by dots: metadata.name",

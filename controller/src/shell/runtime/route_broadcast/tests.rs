@@ -4,7 +4,10 @@ use common::{
     fixtures,
     local_node::LocalNodeSpec,
     outbox::Outbox,
-    wire::{AllowedSources, NamespacedName, RevisionEntry},
+    wire::{
+        AllowedSources, CertificateEntry, CertificateMaterial, NamespacedName, PrivateKeyBytes,
+        RevisionEntry,
+    },
 };
 use serde_json::json;
 
@@ -102,6 +105,32 @@ fn the_allowed_sources_of_a_revision_count_for_the_size_of_the_log() {
     };
     let large = 1 + 10_000 / SOURCES_PER_LOGGED_CHANGE;
     assert_eq!([None, Some(revision(0)), Some(revision(10_000))].map(size), [1, 1, large]);
+}
+
+/// Returns a batch with one certificate, whose chain has this number of bytes.
+fn certificate_batch(chain_bytes: usize) -> SharedRouteBatch {
+    let name = NamespacedName::new("default", "own");
+    let key = PrivateKeyBytes::new(b"the key".to_vec());
+    let material = CertificateMaterial { chain: vec![vec![0; chain_bytes]], key };
+    let entry = CertificateEntry { name: name.clone(), material: Some(Arc::new(material)) };
+    let changes = vec![(RouteKey::Certificate(name), Some(RouteChange::Certificate(entry)))];
+    SharedRouteBatch::new(0, RouteMessageBatch { version: 1, changes })
+}
+
+#[test]
+fn the_bytes_of_a_certificate_count_for_the_size_of_the_log() {
+    assert_eq!([0, 1_023, 65_536].map(|it| certificate_batch(it).log_size()), [1, 1, 65]);
+}
+
+#[test]
+fn no_debug_output_of_a_batch_has_encoded_bytes() {
+    let batch = certificate_batch(1);
+    let encoded = batch.encoded_for(ClientComponent::Activator, |_| {
+        EncodedPieces::from([Bytes::from_static(b"the key")])
+    });
+    assert!(format!("{encoded:?}").contains("the key"), "the bytes are readable");
+    let shown = format!("{batch:?}");
+    assert!(shown.contains("default") && !shown.contains("the key"), "{shown}");
 }
 
 #[tokio::test]

@@ -15,9 +15,11 @@ use common::{
 use serde_json::{Value, json};
 
 use crate::{
-    decide::machine::{ControllerEvent, ControllerStateMachine, ObjectEventRecord, PodRead},
+    decide::machine::{
+        CertificateCounts, ControllerEvent, ControllerStateMachine, ObjectEventRecord, PodRead,
+    },
     model::{
-        cluster_state::{ClusterState, ControllerSettings, PlatformKind, UnixMillis},
+        cluster_state::{ClusterState, ControllerSettings, PlatformKind, SecretRead, UnixMillis},
         knative::key,
         object::{ObjectPartKey, ResourceKind, WriteError},
     },
@@ -74,6 +76,10 @@ pub(super) struct FakeApiServer {
     pub(super) pod_reads: Vec<PodRead>,
     /// Reads of pods that the other replica has asked for.
     pub(super) pod_reads_of_other: Vec<PodRead>,
+    /// Secrets that the reader of the leader is to read.
+    pub(super) named_secrets: BTreeSet<NamespacedName>,
+    /// Number of named Secrets in each state.
+    pub(super) certificate_counts: CertificateCounts,
 }
 
 /// Returns the result for registries that are skipped: empty digests.
@@ -115,6 +121,8 @@ impl FakeApiServer {
             resize_refusal: None,
             pod_reads: Vec::new(),
             pod_reads_of_other: Vec::new(),
+            named_secrets: BTreeSet::new(),
+            certificate_counts: CertificateCounts::default(),
         };
         let activator = json!({
             "metadata": {"name": "activator-1", "namespace": "knative-serving", "uid": "a1", "labels": {"app": "activator"}},
@@ -158,6 +166,12 @@ impl FakeApiServer {
             let effects = self.machine.step(self.now, event);
             self.pod_reads.extend(effects.pods_to_read);
             self.object_events.extend(effects.object_events);
+            if let Some(named) = effects.named_secrets {
+                self.named_secrets = named;
+            }
+            if let Some(counts) = effects.certificate_counts {
+                self.certificate_counts = counts;
+            }
             if effects.needs_workload_watch && self.lists_workloads && !self.are_workloads_listed {
                 self.are_workloads_listed = true;
                 events.extend(observations_of_workloads(&self.objects));
@@ -233,6 +247,11 @@ impl FakeApiServer {
         let kind = kind.trim_start_matches("Core");
         let spec = json!({"ref": {"apiVersion": api_version, "kind": kind, "name": target}});
         self.apply_as_user(ResourceKind::DomainMapping, domain, spec);
+    }
+
+    /// Passes the result of one read of a Secret to all replicas.
+    pub(super) fn read_secret(&mut self, name: &NamespacedName, read: SecretRead) {
+        self.step(ControllerEvent::SecretRead { name: name.clone(), read });
     }
 
     pub(super) fn set_config_map(&mut self, name: &str, data: Value) {
@@ -617,13 +636,14 @@ fn hosts_with_two_services(table: &RouteTable) -> Vec<String> {
     all.filter(|it| !seen.insert(it.clone())).collect()
 }
 
-/// Returns the services, Revisions and pods in which two tables differ.
+/// Returns the services, Revisions, pods and certificates in which two tables differ.
 pub(super) fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
     let lines = |table: &RouteTable| -> BTreeSet<String> {
         let services = table.services.values().map(|it| format!("{it:?}"));
         let revisions = table.revisions.values().map(|it| format!("{it:?}"));
         let pods = table.pods.values().map(|it| format!("{it:?}"));
-        services.chain(revisions).chain(pods).collect()
+        let certificates = table.certificates.values().map(|it| format!("{it:?}"));
+        services.chain(revisions).chain(pods).chain(certificates).collect()
     };
     lines(one).symmetric_difference(&lines(other)).cloned().collect()
 }

@@ -415,15 +415,23 @@ fn the_page_has_every_key_wherever_it_stands() {
     }
 }
 
+/// As in Knative, the URL depends on the spec alone, and not on the content of the Secret.
 #[test]
-fn a_domain_says_that_its_certificate_is_not_used() {
-    let mut api_server = FakeApiServer::new();
-    let domain = "www.shop.test";
-    let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
-    let spec = json!({"ref": to, "tls": {"secretName": "own"}});
-    api_server.apply_as_user(ResourceKind::DomainMapping, domain, spec);
-    assert_eq!(
-        api_server.condition(ResourceKind::DomainMapping, domain, "CertificateProvisioned"),
-        "False CertificateNotReady: The gateway serves no TLS: Secret \"own\" is not used"
-    );
+fn the_url_of_a_domain_with_tls_is_https() {
+    let urls = |tls: Value, scheme: &str| {
+        let mut api_server = FakeApiServer::new();
+        api_server.set_config_map("config-network", json!({"default-external-scheme": scheme}));
+        let (domain, kind) = ("www.shop.test", "Service");
+        let to = json!({"apiVersion": "serving.knative.dev/v1", "kind": kind, "name": "hello"});
+        let spec = json!({"ref": to, "tls": tls});
+        api_server.apply_as_user(ResourceKind::DomainMapping, domain, spec);
+        let status = &api_server.object(ResourceKind::DomainMapping, domain)["status"];
+        [&status["url"], &status["address"]["url"]].map(|it| it.as_str().map(str::to_owned))
+    };
+    let expected = |url: &str| [Some(url.to_owned()), Some(url.to_owned())];
+    let tls = || json!({"secretName": "own"});
+    assert_eq!(urls(tls(), "http"), expected("https://www.shop.test"));
+    assert_eq!(urls(tls(), "https"), expected("https://www.shop.test"));
+    assert_eq!(urls(Value::Null, "http"), expected("http://www.shop.test"));
+    assert_eq!(urls(Value::Null, "https"), expected("https://www.shop.test"));
 }

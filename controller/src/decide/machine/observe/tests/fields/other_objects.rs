@@ -80,7 +80,7 @@ pub(super) fn try_made(row: &FieldRow) {
 }
 
 /// Returns the spec of an object that Rouse makes, as it is applied. `shell/api/object_cache.rs` and, on an API server,
-/// `controller/tests/apiserver.rs` show that the writer restores it after another client's change.
+/// `controller/tests/apiserver/main.rs` show that the writer restores it after another client's change.
 fn made_spec(on: &str) -> Option<Value> {
     let mut object = service();
     let spec = &mut object["spec"]["template"]["spec"];

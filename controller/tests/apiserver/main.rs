@@ -51,10 +51,16 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+mod named_secrets;
+
+fn kubeconfig() -> PathBuf {
+    std::env::var_os("ROUSE_TEST_APISERVER")
+        .expect("ROUSE_TEST_APISERVER names no kubeconfig: run `cargo xtask test --tier cluster`")
+        .into()
+}
+
 async fn client() -> Client {
-    let file = std::env::var_os("ROUSE_TEST_APISERVER")
-        .expect("ROUSE_TEST_APISERVER names no kubeconfig: run `cargo xtask test --tier cluster`");
-    connect(Some(&PathBuf::from(file))).await.unwrap()
+    connect(Some(&kubeconfig())).await.unwrap()
 }
 
 /// Source with the desired states that a test sets, and a record of its calls.

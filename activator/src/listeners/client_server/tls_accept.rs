@@ -1,0 +1,176 @@
+//! Shell: the handshake of a client's connection of TLS: its name, the certificate for it, and the end of failed ones.
+
+use std::{io, net::SocketAddr};
+
+use common::link::error_chain;
+use rustls::server::Acceptor;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    time::{Instant, timeout, timeout_at},
+};
+use tokio_rustls::LazyConfigAcceptor;
+use tracing::debug;
+
+use super::{ClientConnectionServer, SHUTDOWN_PREFACE_TIMEOUT};
+use crate::{
+    budget::TLS_BUFFER_BYTES,
+    clients::{bounded_tcp::BoundedTcp, client_stream::ClientStream, socket::drain_bytes},
+    metrics::{HandshakeResult, TlsMetrics},
+};
+
+/// Fatal alert `unrecognized_name` (112), in a record that clients of every version read (RFC 6066 §3).
+const UNRECOGNIZED_NAME_ALERT: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 112];
+/// Response to a client that speaks HTTP without TLS.
+const PLAIN_HTTP_RESPONSE: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\
+    content-type: text/plain; charset=utf-8\r\n\
+    connection: close\r\n\
+    content-length: 52\r\n\
+    \r\n\
+    This port speaks TLS: use an https:// URL instead.\r\n";
+/// Number of bytes that are drained at once behind that response. Many clients may cause it at the same time.
+const PLAIN_HTTP_DRAIN_PIECE: usize = 4 << 10;
+
+/// Reason for which a handshake has brought no stream.
+#[derive(Debug, thiserror::Error)]
+enum HandshakeError {
+    /// The client speaks HTTP without TLS on this connection.
+    #[error("client speaks HTTP without TLS")]
+    PlainHttp(TcpStream),
+    /// No certificate is for this name (empty: the client names none), and there is no default.
+    #[error("no certificate for the name {0:?}")]
+    NoCertificate(String),
+    /// The connection has ended, or a message was refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl HandshakeError {
+    /// Result to count.
+    fn result(&self) -> HandshakeResult {
+        match self {
+            Self::PlainHttp(_) => HandshakeResult::PlainHttp,
+            Self::NoCertificate(_) => HandshakeResult::NoCertificate,
+            Self::Io(error) => match error.kind() {
+                // Errors of rustls, among which are alerts of the client.
+                io::ErrorKind::InvalidData => HandshakeResult::Refused,
+                io::ErrorKind::TimedOut => HandshakeResult::Timeout,
+                _ => HandshakeResult::Closed,
+            },
+        }
+    }
+}
+
+/// Guard that counts a handshake once. One that is dropped before its end was closed in favour of other connections.
+struct HandshakeGuard<'a> {
+    metrics: &'a TlsMetrics,
+    result: Option<HandshakeResult>,
+}
+
+impl Drop for HandshakeGuard<'_> {
+    fn drop(&mut self) {
+        self.metrics.count_handshake(self.result.take().unwrap_or(HandshakeResult::Closed));
+    }
+}
+
+impl ClientConnectionServer {
+    /// Completes the handshake of a client. `None`: it has failed, and the connection is closed.
+    ///
+    /// One deadline bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
+    /// the bound on all connections.
+    pub(super) async fn accept_tls(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+    ) -> Option<ClientStream> {
+        let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
+        let deadline = Instant::now() + self.connections.budget.handshake_timeout;
+        let error = match timeout_at(deadline, self.run_handshake(stream)).await {
+            Ok(Ok(stream)) => {
+                guard.result = Some(HandshakeResult::Complete);
+                return Some(stream);
+            }
+            Ok(Err(error)) => error,
+            Err(_late) => HandshakeError::Io(io::ErrorKind::TimedOut.into()),
+        };
+        // At no higher level: floods must not fill logs.
+        debug!(client = %peer, result = ?error.result(), error = %error_chain(&error), "handshake failed");
+        guard.result = Some(error.result());
+        drop(guard);
+        if let HandshakeError::PlainHttp(stream) = error {
+            // The client is gone, or has its response, or neither comes in time.
+            let _ = timeout_at(deadline, refuse_plain_http(stream)).await;
+        }
+        None
+    }
+
+    /// Reads the client's name, chooses the certificate, and completes the handshake with it.
+    async fn run_handshake(&self, stream: TcpStream) -> Result<ClientStream, HandshakeError> {
+        // Methods of HTTP begin with a capital letter, and no message of TLS does.
+        if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
+            return Err(HandshakeError::PlainHttp(stream));
+        }
+        let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
+        let name = start.client_hello().server_name().map(normalize_name);
+        let own = name.as_deref().and_then(|it| self.forwarder.routes.certificate_for_host(it));
+        let chosen = self.forwarder.certificates.choose(own.as_ref(), name.as_deref());
+        let Some(config) = chosen else {
+            let mut stream = start.io;
+            // A client that is gone needs no alert.
+            let _ = stream.write_all(&UNRECOGNIZED_NAME_ALERT).await;
+            return Err(HandshakeError::NoCertificate(name.unwrap_or_default()));
+        };
+        let handshake =
+            start.into_stream_with(config, |it| it.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
+        Ok(ClientStream::from(handshake.await?))
+    }
+
+    /// Waits for the client's first byte, which stays unread. Fails if none comes before the client closes, or soon
+    /// after the activator has stopped: a silent client must not delay that.
+    async fn peek_first_byte(&self, stream: &TcpStream) -> io::Result<u8> {
+        let mut first = [0];
+        let count = {
+            let peek = stream.peek(&mut first);
+            tokio::pin!(peek);
+            tokio::select! {
+                biased;
+                peeked = peek.as_mut() => peeked?,
+                () = self.forwarder.close_when_idle.cancelled() => {
+                    let late = |_elapsed| io::Error::from(io::ErrorKind::ConnectionAborted);
+                    timeout(SHUTDOWN_PREFACE_TIMEOUT, peek).await.map_err(late)??
+                }
+            }
+        };
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(first[0])
+    }
+}
+
+/// Name of a ClientHello as hosts are compared: lower case, without final dot.
+fn normalize_name(name: &str) -> String {
+    name.trim_end_matches('.').to_ascii_lowercase()
+}
+
+/// Responds to HTTP without TLS, and reads what the client still sends: a close with unread bytes would reset the
+/// connection, and the client might never see the response.
+async fn refuse_plain_http(mut stream: TcpStream) {
+    if stream.write_all(PLAIN_HTTP_RESPONSE).await.is_err() || stream.shutdown().await.is_err() {
+        return;
+    }
+    let mut stream = ClientStream::from(stream);
+    drain_bytes(PLAIN_HTTP_DRAIN_PIECE, |cx, into| stream.poll_read_tcp(cx, into)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_response_to_plain_http_has_its_length() {
+        let response = std::str::from_utf8(PLAIN_HTTP_RESPONSE).expect("text");
+        let (head, body) = response.split_once("\r\n\r\n").expect("a head");
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{head}");
+    }
+}

@@ -1,0 +1,20 @@
+//! Shell: certificates of hosts at the gateway, and the choice of one for each handshake.
+//!
+//! A module belongs here if it holds certificates of hosts or chooses one. Connections and handshakes belong to higher
+//! layers. Mutual TLS between components is in `common`.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`certificate_choice`] | pure: choice among the certificates that hosts share |
+//! | [`held_certificate`] | pure: certificate in force of one Secret or file, and its replacement |
+//! | [`watched_files`] | pure: certificate files as the last looks have found them |
+//! | [`server_config`] | TLS settings of one certificate |
+//! | [`host_certificates`] | all certificates in force |
+//! | [`certificate_files`] | certificate files of the command line |
+
+pub mod certificate_choice;
+pub mod certificate_files;
+pub mod held_certificate;
+pub mod host_certificates;
+pub mod server_config;
+pub mod watched_files;

@@ -1,0 +1,356 @@
+//! Shell: certificates in force, as handshakes look them up.
+
+use std::{
+    collections::BTreeMap,
+    fmt, mem,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use common::{
+    certificates::{CertificateFault, LoadedCertificate, load},
+    link::RouteBatch,
+    wire::{CertificateMaterial, NamespacedName, RouteChange, RouteKey},
+};
+use k8s_openapi::jiff::Timestamp;
+use rustls::ServerConfig;
+use tracing::{info, warn};
+
+use super::{
+    certificate_choice::{SharedCertificate, choose_shared},
+    held_certificate::{HeldCertificate, UsableCertificate},
+    server_config::server_config,
+    watched_files::FileCertificate,
+};
+use crate::metrics::TlsMetrics;
+
+/// Certificates of hosts in force: those of the RouteTable, by the name of their Secret, and those of files.
+///
+/// Handshakes look certificates up; the stream of routes and the watch of files change them. A change loads keys before
+/// it takes the lock that handshakes take. Open connections keep the certificate of their handshake.
+pub struct HostCertificates {
+    held: RwLock<HeldCertificates>,
+    metrics: TlsMetrics,
+}
+
+#[derive(Default)]
+struct HeldCertificates {
+    by_secret: BTreeMap<NamespacedName, HeldCertificate>,
+    /// Certificates of files, in the order of their choice.
+    files: Vec<(PathBuf, HeldCertificate)>,
+    /// Secrets of the installation, which serve all hosts. They may be without a certificate.
+    shared_secrets: Vec<NamespacedName>,
+    /// Certificates in force that serve all hosts: of these Secrets, then of the files.
+    shared: Vec<SharedCertificate<Arc<ServerConfig>>>,
+    /// Next time, in seconds since 1970, at which a certificate that waits may come in force.
+    next_promotion_s: Option<i64>,
+}
+
+/// Error of a certificate that handshakes cannot present.
+#[derive(Debug, thiserror::Error)]
+enum UnusableCertificateError {
+    #[error(transparent)]
+    Fault(#[from] CertificateFault),
+    #[error("TLS cannot be set up with it: {0}")]
+    Settings(#[from] rustls::Error),
+}
+
+/// Certificate that was received and loaded, or its fault.
+type LoadResult = Result<Arc<UsableCertificate>, UnusableCertificateError>;
+
+impl HostCertificates {
+    /// Begins without a certificate.
+    pub fn new(metrics: TlsMetrics) -> Self {
+        Self { held: RwLock::default(), metrics }
+    }
+
+    /// Chooses the settings of a handshake. `None`: no certificate is for the client, which gets the alert
+    /// `unrecognized_name` (112).
+    ///
+    /// `own` is the Secret of the mapping of `host`, and goes first if it is in force. Otherwise certificates that
+    /// serve all hosts are chosen by [`choose_shared`]. `host` is what the client asks for, in lower case and without
+    /// final dot.
+    pub fn choose(
+        &self,
+        own: Option<&NamespacedName>,
+        host: Option<&str>,
+    ) -> Option<Arc<ServerConfig>> {
+        self.choose_at(own, host, unix_seconds())
+    }
+
+    /// Applies the certificates and settings of a batch of the RouteTable. A batch without either costs next to
+    /// nothing.
+    ///
+    /// A certificate that cannot be used, or an entry without one, leaves the one before in force. So does a
+    /// certificate that is not valid now, while the one before is. Only a removal, or a snapshot without the entry,
+    /// ends it.
+    pub fn apply_batch(&self, batch: &RouteBatch) {
+        self.apply_batch_at(batch, unix_seconds());
+    }
+
+    /// Replaces the certificates of files, which are in the order of their choice. One that cannot be used leaves the
+    /// one before of its file in force.
+    pub fn set_files(&self, files: Vec<FileCertificate>) {
+        self.set_files_at(files, unix_seconds());
+    }
+
+    /// Returns the newest certificates of files, in the order of their choice.
+    pub fn files(&self) -> Vec<FileCertificate> {
+        let held = self.read();
+        let newest = |(path, it): &(PathBuf, HeldCertificate)| FileCertificate {
+            path: path.clone(),
+            material: (*it.newest().material).clone(),
+        };
+        held.files.iter().map(newest).collect()
+    }
+
+    fn choose_at(
+        &self,
+        own: Option<&NamespacedName>,
+        host: Option<&str>,
+        now_s: i64,
+    ) -> Option<Arc<ServerConfig>> {
+        if self.read().is_promotion_due(now_s) {
+            self.promote_waiting(now_s);
+        }
+        let held = self.read();
+        match own.and_then(|name| held.by_secret.get(name)) {
+            Some(own) => Some(Arc::clone(&own.in_force().config)),
+            None => choose_shared(&held.shared, host).cloned(),
+        }
+    }
+
+    fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
+        let settings = batch.changes.get(&RouteKey::Settings);
+        let certificates = certificate_changes(batch);
+        if certificates.is_empty() && settings.is_none() && !batch.is_snapshot {
+            return;
+        }
+        let loaded = self.load_entries(&certificates);
+        let mut held = self.write();
+        for (name, loaded) in loaded {
+            held.offer_to_secret(name, loaded, now_s);
+        }
+        for (name, change) in certificates {
+            if matches!(change, RouteChange::Removed(_)) {
+                held.remove_secret(name);
+            }
+        }
+        if batch.is_snapshot {
+            held.remove_unnamed_secrets(batch);
+        }
+        match settings {
+            Some(RouteChange::Settings(it)) => {
+                held.shared_secrets.clone_from(&it.edge.certificates);
+            }
+            None if !batch.is_snapshot => {}
+            // A snapshot without settings, or their removal, resets them, as in the edge policy.
+            Some(_) | None => held.shared_secrets.clear(),
+        }
+        held.refresh(now_s, &self.metrics);
+    }
+
+    fn set_files_at(&self, files: Vec<FileCertificate>, now_s: i64) {
+        let load = |FileCertificate { path, material }| {
+            let held = self.read().file(&path).cloned();
+            let loaded = load_if_new(held.as_ref(), Arc::new(material));
+            (path, loaded)
+        };
+        let files = files.into_iter().map(load).collect();
+        let mut held = self.write();
+        held.replace_files(files, now_s);
+        held.refresh(now_s, &self.metrics);
+    }
+
+    /// Loads the keys of entries whose certificate differs from the newest one.
+    fn load_entries(
+        &self,
+        changes: &[(&NamespacedName, &RouteChange)],
+    ) -> Vec<(NamespacedName, LoadResult)> {
+        let load_entry = |&(name, change): &(&NamespacedName, &RouteChange)| {
+            let RouteChange::Certificate(entry) = change else { return None };
+            // Without material, the controller does not know the certificate yet, and the one before stays.
+            let material = Arc::clone(entry.material.as_ref()?);
+            let held = self.read().by_secret.get(name).cloned();
+            let loaded = load_if_new(held.as_ref(), material)?;
+            Some((name.clone(), loaded))
+        };
+        changes.iter().filter_map(load_entry).collect()
+    }
+
+    fn promote_waiting(&self, now_s: i64) {
+        let mut held = self.write();
+        if !held.is_promotion_due(now_s) {
+            // Another handshake has done so meanwhile.
+            return;
+        }
+        for (name, it) in &mut held.by_secret {
+            if it.promote(now_s) {
+                log_in_force(name, it);
+            }
+        }
+        for (path, it) in &mut held.files {
+            if it.promote(now_s) {
+                log_in_force(&path.display(), it);
+            }
+        }
+        held.refresh(now_s, &self.metrics);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HeldCertificates> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HeldCertificates> {
+        self.held.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for HostCertificates {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = self.read();
+        let files: Vec<&Path> = held.files.iter().map(|(path, _)| path.as_path()).collect();
+        out.debug_struct("HostCertificates")
+            .field("secrets", &held.by_secret.keys().collect::<Vec<_>>())
+            .field("files", &files)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HeldCertificates {
+    fn file(&self, path: &Path) -> Option<&HeldCertificate> {
+        self.files.iter().find(|(it, _)| it == path).map(|(_, it)| it)
+    }
+
+    fn is_promotion_due(&self, now_s: i64) -> bool {
+        self.next_promotion_s.is_some_and(|at| at <= now_s)
+    }
+
+    fn offer_to_secret(&mut self, name: NamespacedName, loaded: LoadResult, now_s: i64) {
+        let before = self.by_secret.remove(&name);
+        if let Some(after) = offer_loaded(before, loaded, &name, now_s) {
+            self.by_secret.insert(name, after);
+        }
+    }
+
+    fn remove_secret(&mut self, name: &NamespacedName) {
+        if self.by_secret.remove(name).is_some() {
+            info!(certificate = %name, "certificate removed");
+        }
+    }
+
+    fn remove_unnamed_secrets(&mut self, snapshot: &RouteBatch) {
+        let is_named = |name: &NamespacedName| {
+            snapshot.changes.contains_key(&RouteKey::Certificate(name.clone()))
+        };
+        let unnamed: Vec<_> =
+            self.by_secret.keys().filter(|name| !is_named(name)).cloned().collect();
+        unnamed.iter().for_each(|name| self.remove_secret(name));
+    }
+
+    /// Replaces all files; a file without a loaded certificate has not changed.
+    fn replace_files(&mut self, files: Vec<(PathBuf, Option<LoadResult>)>, now_s: i64) {
+        let mut after = Vec::with_capacity(files.len());
+        for (path, loaded) in files {
+            let mut held = self.file(&path).cloned();
+            if let Some(loaded) = loaded {
+                held = offer_loaded(held, loaded, &path.display(), now_s);
+            }
+            after.extend(held.map(|it| (path, it)));
+        }
+        for (path, _) in mem::replace(&mut self.files, after) {
+            if self.file(&path).is_none() {
+                info!(certificate = %path.display(), "certificate removed");
+            }
+        }
+    }
+
+    /// Computes what follows from the certificates in force.
+    fn refresh(&mut self, now_s: i64, metrics: &TlsMetrics) {
+        let secrets = self.shared_secrets.iter().filter_map(|name| self.by_secret.get(name));
+        let files = self.files.iter().map(|(_, it)| it);
+        self.shared = secrets.chain(files).map(shared_certificate).collect();
+        let all = || self.by_secret.values().chain(self.files.iter().map(|(_, it)| it));
+        let ends = all().map(|it| it.in_force().facts.validity.not_after_s);
+        metrics.set_certificates(all().count(), ends.min());
+        self.next_promotion_s = all().filter_map(|it| it.next_promotion_s(now_s)).min();
+    }
+}
+
+fn shared_certificate(held: &HeldCertificate) -> SharedCertificate<Arc<ServerConfig>> {
+    let in_force = held.in_force();
+    SharedCertificate { names: in_force.facts.names.clone(), value: Arc::clone(&in_force.config) }
+}
+
+/// Changes of certificates in a batch, by the names of their Secrets.
+fn certificate_changes(batch: &RouteBatch) -> Vec<(&NamespacedName, &RouteChange)> {
+    // Keys of certificates come behind all others, of which there may be very many.
+    let first = RouteKey::Certificate(NamespacedName::EMPTY);
+    let certificates = batch.changes.range(first..).filter_map(|(key, change)| {
+        let RouteKey::Certificate(name) = key else { return None };
+        Some((name, change))
+    });
+    certificates.collect()
+}
+
+/// Loads a certificate that was received. `None`: it is the newest one of its Secret or file already.
+fn load_if_new(
+    held: Option<&HeldCertificate>,
+    material: Arc<CertificateMaterial>,
+) -> Option<LoadResult> {
+    let is_new = held.is_none_or(|it| it.newest().material != material);
+    is_new.then(|| load_usable(material))
+}
+
+fn load_usable(material: Arc<CertificateMaterial>) -> LoadResult {
+    let LoadedCertificate { key, facts } = load(&material)?;
+    Ok(Arc::new(UsableCertificate { material, facts, config: server_config(key)? }))
+}
+
+/// Offers a loaded certificate to the Secret or file `name`, and returns the certificate that this has then.
+fn offer_loaded(
+    held: Option<HeldCertificate>,
+    loaded: LoadResult,
+    name: &dyn fmt::Display,
+    now_s: i64,
+) -> Option<HeldCertificate> {
+    match (loaded, held) {
+        (Err(fault), held) => {
+            let kept = held.is_some();
+            warn!(certificate = %name, %fault, kept, "certificate cannot be used");
+            held
+        }
+        (Ok(first), None) => {
+            let held = HeldCertificate::new(first);
+            log_in_force(name, &held);
+            Some(held)
+        }
+        (Ok(next), Some(mut held)) => {
+            if held.offer(next, now_s) {
+                log_in_force(name, &held);
+            } else {
+                let fault = "it is not valid now, and the one before is";
+                warn!(certificate = %name, fault, kept = true, "certificate cannot be used");
+            }
+            Some(held)
+        }
+    }
+}
+
+fn log_in_force(name: &dyn fmt::Display, held: &HeldCertificate) {
+    let facts = &held.in_force().facts;
+    let not_after = Timestamp::from_second(facts.validity.not_after_s);
+    let not_after = not_after.map(|it| it.to_string()).unwrap_or_default();
+    let names = facts.names.summary();
+    info!(certificate = %name, %names, %not_after, "certificate in force");
+}
+
+/// Reads the system's clock. Certificates are dated by it, so it counts also after it was set.
+fn unix_seconds() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

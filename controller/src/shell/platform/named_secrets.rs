@@ -1,0 +1,266 @@
+//! Shell: Secrets that mappings and settings name, read from the API server one by one.
+//!
+//! They are neither listed nor watched: the right to watch cannot be limited to names that users choose later, and a
+//! watch of each name would need a connection of its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use common::{
+    certificates::{self, CertificateFault},
+    once_signal::OnceSignal,
+    wire::{NamespacedName, is_dns_label, is_secret_name},
+};
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{Client, Resource as _, api::GetParams, core::Request};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::KubernetesPlatform;
+use crate::{
+    decide::machine::ControllerEvent,
+    model::cluster_state::{SecretRead, SecretReadState},
+    shell::{
+        api::{secret_schedule::SecretSchedule, watches::error_chain},
+        metrics::SecretReadResult,
+        runtime::ControllerRuntime,
+    },
+};
+
+/// Maximum number of reads in progress.
+const MAX_PARALLEL_READS: usize = 8;
+/// Time limit of one read.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of an API server's error in a condition, in characters. A proxy may answer with a whole page.
+const MAX_ERROR_CHARS: usize = 500;
+/// Entry of a Secret that has the certificate chain, whatever the Secret's type.
+const CHAIN_ENTRY: &str = "tls.crt";
+/// Entry of a Secret that has the private key.
+const KEY_ENTRY: &str = "tls.key";
+/// Reason for which a controller without TLS reads no Secret.
+const NO_TLS: &str = "the streams to activators have no TLS, so no keys are sent";
+
+/// Response to one read: the Secret, or what is known without one.
+type SecretResponse = Result<Secret, SecretRead>;
+
+impl KubernetesPlatform {
+    /// Reads the named Secrets, or refuses them if routes are served without TLS. Sets `first_read` once new streams
+    /// need not wait for certificates. Begins after the step of [`ControllerEvent::InitialListSynced`], and never ends.
+    pub(super) async fn follow_named_secrets(&self, first_read: OnceSignal) {
+        if self.reads_secrets {
+            let (client, runtime) = (self.client.clone(), Arc::clone(&self.runtime));
+            read_named_secrets(client, runtime, first_read).await;
+        } else {
+            first_read.set();
+            refuse_named_secrets(&self.runtime).await;
+        }
+        // They end only with the runtime, which `self` holds; the caller must not end this replica then.
+        std::future::pending().await
+    }
+}
+
+/// Reads each named Secret at the times of a [`SecretSchedule`], and passes the results to the machine. Sets
+/// `first_read` once each name was read, whatever the result. It ends only with `runtime`, which it holds itself.
+///
+/// It must begin after the step of [`ControllerEvent::InitialListSynced`]. Before that step no name is known, so
+/// `first_read` would be set at once.
+///
+/// If the future is dropped, the reads in progress are dropped too, without a result.
+pub async fn read_named_secrets(
+    client: Client,
+    runtime: Arc<ControllerRuntime>,
+    first_read: OnceSignal,
+) {
+    let mut names = runtime.named_secrets();
+    let mut reader = SecretReader::new(runtime);
+    let mut reads = FuturesUnordered::new();
+    reader.set_names(&names.borrow_and_update());
+    loop {
+        if reader.schedule.has_read_all() {
+            first_read.set();
+        }
+        let now = reader.started_at.elapsed();
+        let free = MAX_PARALLEL_READS.saturating_sub(reads.len());
+        for name in reader.schedule.take_due(now, free) {
+            reads.push(read_secret(client.clone(), name));
+        }
+        // While no more reads may begin, the next one begins when another ends, and not at a time.
+        let due = reader.schedule.next_due().filter(|_| reads.len() < MAX_PARALLEL_READS);
+        let wait = due.map(|at| at.saturating_sub(now));
+        tokio::select! {
+            changed = names.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                reader.set_names(&names.borrow_and_update());
+            }
+            Some((name, response)) = reads.next() => reader.handle_response(name, response),
+            () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+        }
+    }
+}
+
+/// Reports each named Secret as unreadable, since private keys are sent by TLS only. It ends with `runtime`.
+pub async fn refuse_named_secrets(runtime: &ControllerRuntime) {
+    let mut names = runtime.named_secrets();
+    loop {
+        // Copied: no event may be stepped while the set is borrowed.
+        let named = names.borrow_and_update().clone();
+        for name in named {
+            let read = SecretRead::Unreadable(NO_TLS.to_owned());
+            runtime.step(ControllerEvent::SecretRead { name, read });
+        }
+        if names.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Reader of the named Secrets: their schedule, and what it knows of them.
+struct SecretReader {
+    runtime: Arc<ControllerRuntime>,
+    schedule: SecretSchedule,
+    /// `resourceVersion` of the last usable read, by name.
+    versions: BTreeMap<NamespacedName, String>,
+    started_at: Instant,
+}
+
+impl SecretReader {
+    fn new(runtime: Arc<ControllerRuntime>) -> Self {
+        let (schedule, versions) = (SecretSchedule::default(), BTreeMap::new());
+        Self { runtime, schedule, versions, started_at: Instant::now() }
+    }
+
+    /// Replaces the names, and forgets the versions of Secrets that are no longer named.
+    fn set_names(&mut self, names: &BTreeSet<NamespacedName>) {
+        self.schedule.set_names(names, self.started_at.elapsed());
+        self.versions.retain(|name, _| names.contains(name));
+    }
+
+    /// Passes the result of a read to the machine, unless the machine has the certificate already.
+    fn handle_response(&mut self, name: NamespacedName, response: SecretResponse) {
+        if !self.schedule.is_named(&name) {
+            // Nothing uses it any more.
+            self.schedule.record(&name, false, self.started_at.elapsed());
+            return;
+        }
+        let version = response.as_ref().ok().and_then(|it| it.metadata.resource_version.clone());
+        if self.is_unchanged(&name, version.as_deref()) {
+            return self.record(&name, SecretReadResult::Unchanged);
+        }
+        let read = response.map_or_else(|read| read, read_certificate);
+        let result = result_of(&read);
+        match version.filter(|_| result == SecretReadResult::Usable) {
+            Some(version) => drop(self.versions.insert(name.clone(), version)),
+            None => drop(self.versions.remove(&name)),
+        }
+        self.record(&name, result);
+        self.runtime.step(ControllerEvent::SecretRead { name, read });
+    }
+
+    /// Returns true if a Secret of this version need not be parsed: its certificate is in force.
+    ///
+    /// The machine may have refused the same certificate, which is not valid yet, and then gets it again. It may also
+    /// have forgotten it: a name that leaves and comes back soon may be no change for this reader.
+    fn is_unchanged(&self, name: &NamespacedName, version: Option<&str>) -> bool {
+        let last = self.versions.get(name).map(String::as_str);
+        last.is_some()
+            && last == version
+            && self.runtime.with_machine(|machine| {
+                let state = machine.cluster().certificates.by_secret.get(name);
+                state.is_some_and(|it| matches!(it.last_read, SecretReadState::InForce))
+            })
+    }
+
+    /// Counts a read, and schedules the next one.
+    fn record(&mut self, name: &NamespacedName, result: SecretReadResult) {
+        let is_usable = match result {
+            SecretReadResult::Usable | SecretReadResult::Unchanged => true,
+            SecretReadResult::Absent | SecretReadResult::Faulty | SecretReadResult::Unreadable => {
+                false
+            }
+        };
+        self.schedule.record(name, is_usable, self.started_at.elapsed());
+        self.runtime.metrics.count_secret_read(result);
+    }
+}
+
+fn result_of(read: &SecretRead) -> SecretReadResult {
+    match read {
+        SecretRead::Usable { .. } => SecretReadResult::Usable,
+        SecretRead::Absent => SecretReadResult::Absent,
+        SecretRead::Faulty(_) => SecretReadResult::Faulty,
+        SecretRead::Unreadable(_) => SecretReadResult::Unreadable,
+    }
+}
+
+/// Returns the certificate in a Secret, or its fault. Nothing else of the Secret is kept.
+fn read_certificate(secret: Secret) -> SecretRead {
+    let mut data = secret.data.unwrap_or_default();
+    let Some(ByteString(chain)) = data.remove(CHAIN_ENTRY) else {
+        return SecretRead::Faulty(format!("it has no {CHAIN_ENTRY}"));
+    };
+    let Some(ByteString(key)) = data.remove(KEY_ENTRY) else {
+        return SecretRead::Faulty(format!("it has no {KEY_ENTRY}"));
+    };
+    parse_certificate(&chain, &key).unwrap_or_else(|fault| SecretRead::Faulty(fault.to_string()))
+}
+
+fn parse_certificate(chain: &[u8], key: &[u8]) -> Result<SecretRead, CertificateFault> {
+    let material = certificates::parse_pem(chain, key)?;
+    // The key for handshakes is made to check it, and dropped: this component makes none.
+    let facts = certificates::load(&material)?.facts;
+    Ok(SecretRead::Usable { material: Arc::new(material), facts })
+}
+
+/// Reads one Secret within [`READ_TIMEOUT`].
+async fn read_secret(client: Client, name: NamespacedName) -> (NamespacedName, SecretResponse) {
+    let response = match timeout(READ_TIMEOUT, request_secret(&client, &name)).await {
+        Ok(response) => response,
+        Err(_elapsed) => {
+            let seconds = READ_TIMEOUT.as_secs();
+            let text = format!("the API server has not answered within {seconds} s");
+            Err(SecretRead::Unreadable(text))
+        }
+    };
+    (name, response)
+}
+
+async fn request_secret(client: &Client, name: &NamespacedName) -> SecretResponse {
+    // kube puts names into the path as they are, and one with slashes would lead to another namespace.
+    if !is_dns_label(&name.namespace) || !is_secret_name(&name.name) {
+        return Err(SecretRead::Faulty("its name is not made of DNS labels".to_owned()));
+    }
+    let path = Secret::url_path(&(), Some(name.namespace.as_str()));
+    let request = Request::new(path).get(&name.name, &GetParams::default());
+    let request = request.map_err(|error| SecretRead::Unreadable(error_chain(&error)))?;
+    match client.request_text(request).await {
+        Ok(text) => parse_secret(&text),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Err(SecretRead::Absent),
+        Err(error) => Err(SecretRead::Unreadable(error_text(&error))),
+    }
+}
+
+/// Parses the response of the API server. kube would log a response that it cannot parse, with the key in it.
+fn parse_secret(text: &str) -> SecretResponse {
+    // The error may quote a part of the response, so it is not shown.
+    serde_json::from_str(text).ok().ok_or_else(|| {
+        SecretRead::Unreadable("the response of the API server is not a Secret".to_owned())
+    })
+}
+
+/// Returns an error in one line, for a condition: the API server's own message if there is one.
+fn error_text(error: &kube::Error) -> String {
+    let text = match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => error_chain(error),
+    };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").chars().take(MAX_ERROR_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests;
