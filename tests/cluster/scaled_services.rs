@@ -12,6 +12,7 @@ use tests::test_cluster::{HELLO_IMAGE, find_condition};
 use super::deletion::metadata_values;
 
 pub(crate) mod example_servers;
+mod helm_chart;
 mod numbers;
 mod refusals;
 

@@ -4,13 +4,12 @@
 //! take their place, whose files each node sees. The rest of each manifest is that of the example.
 
 use std::fs;
-use std::process::Stdio;
 use std::thread;
 
 use tests::host_programs::{HostPrograms, postgres_programs};
 use tests::installed_cluster::RouseCluster;
 use tests::shared_folder::SharedFolder;
-use tests::test_cluster::HELLO_IMAGE;
+use tests::test_cluster::{HELLO_IMAGE, run_for_output};
 
 use super::ScaledApp;
 
@@ -155,17 +154,10 @@ fn host_and_port(app: ScaledApp<'_>, port: u16) -> (String, String) {
     (host.to_owned(), port.to_owned())
 }
 
-/// Runs a client on `node`, without an input. Returns its output, or its error.
+/// Runs a client on `node`. Returns its output, or its error.
 fn run_client(rouse: &RouseCluster, node: &str, client: &[&str]) -> Result<String, String> {
     let words = [&["timeout", CLIENT_TIMEOUT_S][..], client].concat();
-    let mut command = rouse.client_on(node).command(&words);
-    let output = command.env("PGPASSWORD", PASSWORD).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| error.to_string())?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match output.status.success() {
-        true => Ok(text(&output.stdout)),
-        false => Err(text(&output.stdout) + &text(&output.stderr)),
-    }
+    run_for_output(rouse.client_on(node).command(&words).env("PGPASSWORD", PASSWORD))
 }
 
 /// Sends SQL from `node`. Before it speaks SQL, psql asks the server for TLS, which the server refuses.
