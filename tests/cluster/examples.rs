@@ -1,12 +1,12 @@
-//! Every manifest in `examples/` does what its comments describe.
+//! Every manifest in `examples/` does what its comments describe. Those of scaled Services are tested in
+//! [`example_servers`](super::scaled_services::example_servers), with the servers that they name.
 
 use std::fs;
 
 use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
-use tests::shared_folder::SharedFolder;
 
-use super::scaled_services::{ByteConnection, ScaledApp};
+use super::scaled_services::example_servers;
 
 /// Examples with requests to their services: file, service, path, and a part of the response's body.
 const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 13] = [
@@ -28,92 +28,7 @@ const EXPECTED_RESPONSES: [(&str, &str, &str, &str); 13] = [
 /// Examples whose services keep a pod without requests.
 const KEEP_A_POD: [&str; 2] = ["scale", "standby"];
 
-/// Example of a scaled Service. Its image is of a public registry, which tests do not reach.
-struct ScaledExample {
-    /// Name of the file, the Service and the workload.
-    name: &'static str,
-    /// Kind of the workload.
-    kind: &'static str,
-    /// Port of the Service; 80 for HTTP.
-    port: u16,
-    /// Texts of the manifest, each with its replacement, by which the sample application takes the image's place.
-    stand_in: &'static [(&'static str, &'static str)],
-}
-
-const SCALED_EXAMPLES: [ScaledExample; 3] = [
-    ScaledExample {
-        name: "scaled-nginx",
-        kind: "Deployment",
-        port: 80,
-        stand_in: &[("docker.io/nginxinc/nginx-unprivileged:1.28-alpine", "dev.local/hello:v1")],
-    },
-    ScaledExample {
-        name: "scaled-postgres",
-        kind: "StatefulSet",
-        port: 5432,
-        stand_in: &[
-            ("docker.io/library/postgres:17", "dev.local/hello:v1"),
-            (
-                "          env:\n",
-                "          env:\n            - {name: HELLO_ECHO_PORT, value: \"5432\"}\n",
-            ),
-        ],
-    },
-    ScaledExample {
-        name: "scaled-redis",
-        kind: "Deployment",
-        port: 6379,
-        stand_in: &[(
-            "docker.io/library/redis:8-alpine\n",
-            "dev.local/hello:v1\n          env: [{name: HELLO_ECHO_PORT, value: \"6379\"}]\n",
-        )],
-    },
-];
-
-/// Puts the sample application in the place of an image that tests do not have.
-fn with_stand_in(name: &str, manifest: String) -> String {
-    let example = SCALED_EXAMPLES.iter().find(|it| it.name == name);
-    let replace = |text: String, (from, to): &(&str, &str)| {
-        assert_eq!(text.matches(from).count(), 1, "{from:?} in {name}.yaml");
-        text.replace(from, to)
-    };
-    example.into_iter().flat_map(|it| it.stand_in).fold(manifest, replace)
-}
-
-/// Manifest of the volume that the claim of `scaled-postgres` gets: the cluster makes none itself.
-fn volume_manifest(namespace: &str, folder: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: PersistentVolume
-metadata: {{name: {namespace}}}
-spec:
-  capacity: {{storage: 1Gi}}
-  accessModes: [ReadWriteOnce]
-  storageClassName: \"\"
-  claimRef: {{namespace: {namespace}, name: data-scaled-postgres-0}}
-  hostPath: {{path: {folder}, type: Directory}}
-"
-    )
-}
-
-/// Waits until each scaled Service sleeps, and wakes it by its own protocol.
-fn check_scaled(rouse: &RouseCluster, namespace: &str) {
-    for ScaledExample { name, kind, port, .. } in SCALED_EXAMPLES {
-        let app = ScaledApp { rouse, namespace, kind, name };
-        app.wait_asleep();
-        let pod = if port == 80 {
-            app.request_from("node1")
-        } else {
-            let mut connection = ByteConnection::start(app, "node1", port);
-            let pod = connection.wait_greeting();
-            connection.finish("PING");
-            pod
-        };
-        assert!(pod.starts_with(name), "{name}: {pod}");
-    }
-}
-
-/// All examples in the order of their names, changed to the namespace `namespace`.
+/// Examples of Knative Services in the order of their names, changed to the namespace `namespace`.
 fn examples(namespace: &str) -> Vec<(String, String)> {
     // Tests run in the directory of their package.
     let folder = fs::read_dir("../examples").expect("the examples are there");
@@ -123,9 +38,11 @@ fn examples(namespace: &str) -> Vec<(String, String)> {
         let text = fs::read_to_string(&file).expect("an example can be read");
         let name = file.file_stem().expect("a file has a name").to_string_lossy().into_owned();
         let text = text.replace("namespace: default", &format!("namespace: {namespace}"));
-        (name.clone(), with_stand_in(&name, text))
+        (name, text)
     };
-    let mut examples: Vec<_> = yaml.map(read).collect();
+    let is_knative =
+        |(name, _): &(String, String)| !example_servers::NAMES.contains(&name.as_str());
+    let mut examples: Vec<_> = yaml.map(read).filter(is_knative).collect();
     examples.sort();
     examples
 }
@@ -163,12 +80,9 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     let name = &namespace.name;
     let manifests = examples(name);
     for (file, _) in &manifests {
-        let is_known = EXPECTED_RESPONSES.iter().any(|(name, ..)| file.starts_with(name))
-            || SCALED_EXAMPLES.iter().any(|it| file == it.name);
+        let is_known = EXPECTED_RESPONSES.iter().any(|(name, ..)| file.starts_with(name));
         assert!(is_known, "no test knows the response of {file}.yaml");
     }
-    let folder = SharedFolder::new(name);
-    rouse.apply(name, &volume_manifest(name, &folder.path())).expect("a volume may be made");
     apply_all(&rouse, name, &manifests);
     let mut services: Vec<&str> =
         EXPECTED_RESPONSES.iter().map(|(_, service, ..)| *service).collect();
@@ -187,14 +101,13 @@ fn every_example_answers_from_zero_and_leaves_nothing_behind() {
     }
     check_hosts(&rouse, name);
     check_hard_limit(&rouse, name);
-    check_scaled(&rouse, name);
 
     for (file, yaml) in manifests.iter().filter(|(file, _)| !file.starts_with("split-2")) {
         rouse.delete(name, yaml).unwrap_or_else(|error| panic!("{file}: {error}"));
     }
     drop(features);
     rouse.cluster.wait("everything of the examples to be gone", || {
-        let kinds = "configurations,revisions,routes,podautoscalers,deployments,statefulsets,services,endpointslices,pods";
+        let kinds = "configurations,revisions,routes,podautoscalers,deployments,services,endpointslices,pods";
         let list = rouse.cluster.get(&[kinds, "--namespace", name]);
         list["items"].as_array().is_some_and(Vec::is_empty).then_some(())
     });

@@ -11,6 +11,8 @@ use tests::test_cluster::{HELLO_IMAGE, find_condition};
 
 use super::deletion::metadata_values;
 
+pub(crate) mod example_servers;
+mod helm_chart;
 mod numbers;
 mod refusals;
 
@@ -25,14 +27,14 @@ const ECHO_PORT: u16 = 5432;
 const ECHO_CONTAINER: &str = ", env: [{name: HELLO_ECHO_PORT, value: \"5432\"}], \
                               ports: [{name: echo, containerPort: 5432}]";
 
-/// A workload of the sample application, and the Service of the same name by which it sleeps.
+/// A workload, mostly of the sample application, and the Service of the same name by which it sleeps.
 #[derive(Clone, Copy)]
-pub(crate) struct ScaledApp<'a> {
-    pub(crate) rouse: &'a RouseCluster,
-    pub(crate) namespace: &'a str,
+struct ScaledApp<'a> {
+    rouse: &'a RouseCluster,
+    namespace: &'a str,
     /// Kind of the workload: `Deployment` or `StatefulSet`.
-    pub(crate) kind: &'static str,
-    pub(crate) name: &'static str,
+    kind: &'static str,
+    name: &'static str,
 }
 
 impl<'a> ScaledApp<'a> {
@@ -128,7 +130,7 @@ spec:
     }
 
     /// Waits until the workload is scaled to zero and all its pods are gone.
-    pub(crate) fn wait_asleep(&self) {
+    fn wait_asleep(&self) {
         self.wait_scaled_to_zero();
         let description = format!("the pods of {} to be gone", self.name);
         self.rouse.cluster.wait(&description, || self.pods()?.is_empty().then_some(()));
@@ -141,7 +143,7 @@ spec:
     }
 
     /// Sends a request to port 80 of the Service. Returns the name of the pod that responded.
-    pub(crate) fn request_from(&self, node: &str) -> String {
+    fn request_from(&self, node: &str) -> String {
         let url = self.rouse.service_url(self.namespace, self.name);
         self.rouse.client_on(node).get(&url).pod().to_owned()
     }
@@ -189,14 +191,14 @@ fn name_of(object: &Value) -> Option<String> {
 }
 
 /// A connection of raw TCP, on which the server speaks first.
-pub(crate) struct ByteConnection<'a> {
+struct ByteConnection<'a> {
     app: ScaledApp<'a>,
     exchange: StreamingExchange,
 }
 
 impl<'a> ByteConnection<'a> {
     /// Starts to connect from a client on `node`.
-    pub(crate) fn start(app: ScaledApp<'a>, node: &str, port: u16) -> Self {
+    fn start(app: ScaledApp<'a>, node: &str, port: u16) -> Self {
         let address = app.address(port);
         let args = [env!("CARGO_BIN_EXE_tunnel"), address.as_str()];
         let exchange = StreamingExchange::start(app.rouse.client_on(node).command(&args));
@@ -204,7 +206,7 @@ impl<'a> ByteConnection<'a> {
     }
 
     /// Waits for the greeting, before any byte is sent. Returns the name of the pod that greeted.
-    pub(crate) fn wait_greeting(&mut self) -> String {
+    fn wait_greeting(&mut self) -> String {
         let name = self.app.name;
         self.app.rouse.cluster.wait(&format!("a greeting of {name}"), || {
             let status = self.exchange.exit_status();
@@ -217,7 +219,7 @@ impl<'a> ByteConnection<'a> {
     }
 
     /// Sends `text` and ends the client's half of the connection. Asserts that the echo comes back before the end.
-    pub(crate) fn finish(mut self, text: &str) {
+    fn finish(mut self, text: &str) {
         let greeting = self.received();
         self.exchange.send_part(text);
         self.exchange.end_body();

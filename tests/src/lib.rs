@@ -5,6 +5,7 @@ pub mod client_pod;
 pub mod fake_clock;
 pub mod flood;
 pub mod frozen_pods;
+pub mod host_programs;
 pub mod http_client;
 pub mod images;
 pub mod installed_cluster;

@@ -339,7 +339,8 @@ pub fn xtask_output(xtask: &Path, name: &str, args: &[&str]) -> Result<String, S
     run_for_output(Command::new(xtask).args(["cluster", "--name", name]).args(args))
 }
 
-fn run_for_output(command: &mut Command) -> Result<String, String> {
+/// Runs a command without an input. Returns its output, or what it has written to its standard error.
+pub fn run_for_output(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),

@@ -7,7 +7,7 @@ use tests::test_cluster::{HELLO_IMAGE, find_condition};
 use super::{HTTP_PORTS, ScaledApp, scaled_service};
 
 /// Reasons that keep a Service from sleeping until it or its workload changes.
-const REASONS: [&str; 12] = [
+const REASONS: [&str; 13] = [
     "InvalidAnnotation",
     "Headless",
     "ExternalName",
@@ -16,6 +16,7 @@ const REASONS: [&str; 12] = [
     "SeveralWorkloads",
     "WorkloadTaken",
     "HostNetwork",
+    "VolumesDeleted",
     "InternalTrafficPolicyLocal",
     "NoTcpPort",
     "NameTaken",

@@ -2,10 +2,10 @@
 //!
 //! They run from the packages of this machine, whose files each node sees.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
+use tests::host_programs::{HostPrograms, postgres_programs};
 use tests::installed_cluster::RouseCluster;
 use tests::knative_features::EnabledFeatures;
 use tests::shared_folder::SharedFolder;
@@ -15,8 +15,6 @@ use super::{FrozenPod, StandbyService, manifest};
 
 /// Features that allow pods to mount directories of their node.
 const HOST_PATH: [&str; 1] = ["kubernetes.podspec-volumes-hostpath"];
-/// Directories with the programs and their libraries. A machine need not have all of them.
-const SYSTEM_FOLDERS: [&str; 5] = ["/bin", "/etc", "/lib", "/lib64", "/usr"];
 /// Image of CoreDNS, which each node of xtask's clusters has.
 const COREDNS_IMAGE: &str = "dev.local/coredns:v1";
 
@@ -87,30 +85,18 @@ impl ThirdPartyApp {
         Self { name, image, command, annotations: "", settings: "", http }
     }
 
-    /// Manifest of its service; `folder` is the directory of the [`FILES`].
-    fn manifest(&self, folder: &str) -> String {
+    /// Manifest of its service; `programs` has the [`FILES`], too.
+    fn manifest(&self, programs: &HostPrograms) -> String {
         let Self { name, image, annotations, settings, .. } = self;
-        let system = SYSTEM_FOLDERS.into_iter().filter(|path| Path::new(path).is_dir());
-        let mut folders: Vec<(&str, &str)> =
-            system.map(|path| (path.trim_start_matches('/'), path)).collect();
-        folders.push(("tests", folder));
-        let mounts: Vec<String> = (folders.iter())
-            .map(|(name, _)| format!("{{name: {name}, mountPath: /{name}}}"))
-            .collect();
-        let volumes: Vec<String> = (folders.iter())
-            .map(|(name, path)| {
-                format!("{{name: {name}, hostPath: {{path: {path}, type: Directory}}}}")
-            })
-            .collect();
         // A list in JSON is one in YAML, too.
         let command = serde_json::to_string(&self.command).expect("texts");
         let container = format!(
             "image: \"{image}\", command: {command}{settings},
         volumeMounts: [{{name: data, mountPath: /data}}, {}]",
-            mounts.join(", ")
+            programs.mounts().join(", ")
         );
-        let volumes =
-            format!("      volumes: [{{name: data, emptyDir: {{}}}}, {}]\n", volumes.join(", "));
+        let volumes = programs.volumes().join(", ");
+        let volumes = format!("      volumes: [{{name: data, emptyDir: {{}}}}, {volumes}]\n");
         manifest(name, annotations, &container, &volumes)
     }
 
@@ -176,14 +162,6 @@ exec {0}/postgres -D db -p 8080 -c listen_addresses='*' -c unix_socket_directori
     }
 }
 
-/// Directory of the programs of the newest PostgreSQL of this machine.
-fn postgres_programs() -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let folders = versions.map(|version| version.path().join("bin"));
-    let newest = folders.filter(|folder| folder.join("initdb").exists()).max();
-    newest.expect("PostgreSQL is installed: apt-get install postgresql")
-}
-
 /// Writes the files of all applications to a directory that each node sees.
 fn write_files(folder: &SharedFolder) {
     for (name, text) in FILES {
@@ -205,7 +183,8 @@ fn third_party_applications_answer_right_after_a_freeze() {
     write_files(&folder);
     let features = EnabledFeatures::enable(&rouse.cluster, &HOST_PATH);
     let applications = applications();
-    let manifests = applications.iter().map(|it| it.manifest(&folder.path()));
+    let programs = HostPrograms::with_files(&folder);
+    let manifests = applications.iter().map(|it| it.manifest(&programs));
     features.apply(&rouse, namespace, &manifests.collect::<Vec<_>>().join("---\n"));
     let service = |it: &ThirdPartyApp| StandbyService { rouse: &rouse, namespace, name: it.name };
     let services: Vec<StandbyService<'_>> = applications.iter().map(service).collect();

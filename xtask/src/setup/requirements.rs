@@ -197,7 +197,13 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
             "/usr/lib/postgresql/14/bin/initdb",
             "/usr/lib/postgresql/16/bin/initdb",
         ],
-        "a database that stands by as a frozen pod, and its client",
+        "a database that stands by as a frozen pod or sleeps at zero, and its client",
+    ),
+    required_package(
+        &[SetupPurpose::Test],
+        "redis-server",
+        &["redis-server"],
+        "a store that sleeps at zero, and its client",
     ),
     required_package(
         &[SetupPurpose::Test],

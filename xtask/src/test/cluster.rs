@@ -275,7 +275,12 @@ fn run_on_cluster(
     if !cluster::has_kn()? {
         skipped_modules.push(("kn::", "no kn is on the PATH and none could be built"));
     }
-    let variables = cluster_variables(SHARED_CLUSTER, xtask, rouse);
+    let helm = cluster::has_helm()?.then(cluster::helm).transpose()?;
+    if helm.is_none() {
+        skipped_modules.push(("helm_chart::", "no helm: `cargo xtask chart` builds it"));
+    }
+    let mut variables = cluster_variables(SHARED_CLUSTER, xtask, rouse).to_vec();
+    variables.extend(helm.as_deref().map(|it| ("ROUSE_HELM", it.as_os_str())));
     run_tests(args, builder, &variables, &skipped_modules)
 }
 

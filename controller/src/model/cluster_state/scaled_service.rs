@@ -130,6 +130,8 @@ pub enum ScaledRefusal {
     SeveralWorkloads(Box<str>),
     /// The pods of the workload share the network of their node.
     HostNetwork(WorkloadKey),
+    /// The volumes of the workload would be deleted whenever it falls asleep.
+    VolumesDeleted(WorkloadKey),
     /// An older Service scales the workload.
     WorkloadTaken { workload: WorkloadKey, service: NamespacedName },
 }
@@ -157,6 +159,7 @@ impl ScaledRefusal {
             Self::NoWorkload => "NoWorkload",
             Self::SeveralWorkloads(_) => "SeveralWorkloads",
             Self::HostNetwork(_) => "HostNetwork",
+            Self::VolumesDeleted(_) => "VolumesDeleted",
             Self::WorkloadTaken { .. } => "WorkloadTaken",
         }
     }
@@ -188,6 +191,11 @@ impl ScaledRefusal {
             Self::HostNetwork(workload) => {
                 format!("The pods of {workload} share the network of their node").into()
             }
+            Self::VolumesDeleted(workload) => format!(
+                "Kubernetes would delete the volumes of {workload}: set whenScaled of its \
+                 persistentVolumeClaimRetentionPolicy to Retain"
+            )
+            .into(),
             Self::WorkloadTaken { workload, service } => {
                 format!("{workload} is scaled by the older Service {:?}", service.name).into()
             }

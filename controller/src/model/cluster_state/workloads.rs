@@ -78,6 +78,8 @@ pub struct WorkloadState {
     pub shape: Arc<str>,
     /// True if the pods share the network of their node.
     pub uses_host_network: bool,
+    /// True if Kubernetes deletes the volumes of a pod when the number of pods falls below it.
+    pub deletes_volumes: bool,
     /// True once the workload is being deleted.
     pub is_terminating: bool,
 }

@@ -6,7 +6,8 @@
 //! |---|---|
 //! | Service | of the spec: `clusterIP`, `clusterIPs`, `internalTrafficPolicy`, `ports`, `selector`, `type`, |
 //! | | `externalTrafficPolicy`, `sessionAffinity`, `sessionAffinityConfig`, `trafficDistribution` |
-//! | Deployment, StatefulSet | of the spec: `replicas`, `ordinals`; of its template labels, `hostNetwork`, containers |
+//! | Deployment, StatefulSet | of the spec: `replicas`, `ordinals`, `persistentVolumeClaimRetentionPolicy`; of its |
+//! | | template labels, `hostNetwork`, containers |
 //! | HorizontalPodAutoscaler | of the spec: `scaleTargetRef`, `minReplicas` |
 //! | Pod | as of Revisions, and of the spec the containers |
 //! | PodAutoscaler | `status.conditions` |
@@ -226,6 +227,7 @@ pub fn read_workload(object: &Value) -> WorkloadState {
         template_labels: read_pairs(&spec["template"]["metadata"]["labels"]),
         shape: container_shape(pod).to_string().into(),
         uses_host_network: pod["hostNetwork"] == true,
+        deletes_volumes: spec["persistentVolumeClaimRetentionPolicy"]["whenScaled"] == "Delete",
         is_terminating: is_terminating(object),
     }
 }

@@ -294,7 +294,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
 pub const fn user_parts(resource: ResourceKind) -> TrimmedParts {
     match resource {
         ResourceKind::Deployment | ResourceKind::StatefulSet => &[
-            ("spec", &["replicas", "ordinals", "template"]),
+            ("spec", &["replicas", "ordinals", "persistentVolumeClaimRetentionPolicy", "template"]),
             ("status", &["observedGeneration", "replicas", "readyReplicas", "conditions"]),
         ],
         ResourceKind::HorizontalPodAutoscaler => {
@@ -409,7 +409,10 @@ mod tests {
                 });
                 json!({
                     "metadata": metadata.clone(),
-                    "spec": {"replicas": 3, "template": template, "ordinals": {"start": 1}},
+                    "spec": {
+                        "replicas": 3, "template": template, "ordinals": {"start": 1},
+                        "persistentVolumeClaimRetentionPolicy": {"whenScaled": "Delete"},
+                    },
                     "status": {"readyReplicas": 2},
                 })
             };

@@ -75,6 +75,10 @@ fn select_workload(
     if workload.uses_host_network {
         return Err(ScaledRefusal::HostNetwork((*key).clone()));
     }
+    // A StatefulSet at zero pods would lose all its data.
+    if workload.deletes_volumes {
+        return Err(ScaledRefusal::VolumesDeleted((*key).clone()));
+    }
     Ok((*key).clone())
 }
 

@@ -31,6 +31,7 @@ fn workload(template_labels: &[&str]) -> WorkloadState {
         template_labels: labels(template_labels),
         shape: "{}".into(),
         uses_host_network: false,
+        deletes_volumes: false,
         is_terminating: false,
     }
 }

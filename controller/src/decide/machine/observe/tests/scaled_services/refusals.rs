@@ -102,6 +102,34 @@ fn pods_on_the_network_of_their_node_cannot_be_told_apart() {
     assert_accepted(&mut api_server);
 }
 
+/// Each sleep would delete the volumes of all pods. A user may also ask for that while the workload sleeps.
+#[test]
+fn a_stateful_set_whose_volumes_would_be_deleted_stays_awake() {
+    let policy = |when_scaled: &str| {
+        let policy = json!({"whenDeleted": "Delete", "whenScaled": when_scaled});
+        json!({"persistentVolumeClaimRetentionPolicy": policy})
+    };
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_workload(STATEFUL_SET, "web", &workload_spec("web", 3));
+    api_server.make_pods_ready();
+    api_server.apply_workload(STATEFUL_SET, "web", &policy("Delete"));
+    apply_service(&mut api_server, "web", sleeps(), service_spec("web"));
+    assert_refused(&mut api_server, "VolumesDeleted");
+    let message = &api_server.object_events[0].message;
+    assert!(message.contains("StatefulSet \"web\""), "{message}");
+    api_server.apply_workload(STATEFUL_SET, "web", &policy("Retain"));
+    fall_asleep(&mut api_server);
+    assert_eq!(replicas(&api_server, STATEFUL_SET), 0);
+
+    api_server.apply_workload(STATEFUL_SET, "web", &policy("Delete"));
+    advance(&mut api_server, 6);
+    assert_eq!(
+        (replicas(&api_server, STATEFUL_SET), ready(&api_server)),
+        (3, "False VolumesDeleted".into())
+    );
+    assert_eq!(record(&api_server, STATEFUL_SET), [None, None], "it is its user's again");
+}
+
 #[test]
 fn several_workloads_of_one_service_are_named() {
     let mut api_server = with_workload();
