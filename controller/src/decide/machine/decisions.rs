@@ -243,6 +243,7 @@ mod tests {
             excess_burst_capacity: -1.0,
             reason: "max-scale".into(),
             inputs: Some(inputs),
+            wake_origin: None,
         };
         assert_eq!(
             explain_decision(&decision),
