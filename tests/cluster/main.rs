@@ -30,5 +30,7 @@ mod sidecars;
 mod standby;
 mod third_party_manifests;
 mod upgrade;
+mod wake_zone;
 mod without_kube_proxy;
 mod xtask_cluster;
+mod zoned_nodes;
