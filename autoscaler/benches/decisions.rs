@@ -72,7 +72,7 @@ fn main() -> std::io::Result<()> {
 fn waiting_request(revision: &NamespacedName) -> UsageSample {
     let key = UsageKey { revision: revision.clone(), pod: None };
     let totals = RequestTotals { started: 1, started_sum_ns: 7, ..RequestTotals::default() };
-    UsageSample { key, read_at_ns: 7, totals, status: vec![], latency: vec![] }
+    UsageSample { key, read_at_ns: 7, totals, status: vec![], latency: vec![], client: None }
 }
 
 fn route_table() -> RouteTable {

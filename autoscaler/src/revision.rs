@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 
 use common::wire::{
     ConnectionPath, NamespacedName, RevisionActivity, ScaleDecision, ScaleMetric, ScalePolicy,
-    UsageCoverage,
+    UsageCoverage, UsageSample, WakeOrigin,
 };
 
 use self::decision::DecisionFingerprint;
@@ -97,6 +97,8 @@ pub struct ScaledRevision {
     /// State of evaluation; `None` while the Revision is asleep.
     awake: Option<Box<AwakeRevision>>,
     sent_fingerprint: Option<DecisionFingerprint>,
+    /// Request that woke the Revision, until one of its pods is ready or it sleeps again.
+    wake_origin: Option<Box<WakeOrigin>>,
 }
 
 /// Owning Service and Configuration, for metrics.
@@ -166,6 +168,7 @@ impl ScaledRevision {
             scale_to_zero: None,
             awake: None,
             sent_fingerprint: None,
+            wake_origin: None,
         }
     }
 
@@ -230,6 +233,17 @@ impl ScaledRevision {
         }
     }
 
+    /// Records the first request that waits while there is no pod, once the Revision is awake: a late or repeated report
+    /// wakes none. `activator` is the sender of the report.
+    pub fn record_wake_origin(&mut self, activator: &str, sample: &UsageSample) {
+        let is_waiting = sample.key.pod.is_none() && sample.totals.in_flight() > 0;
+        let has_pod = self.pods.non_draining() + self.pods.standby > 0;
+        if self.is_awake() && is_waiting && !has_pod && self.wake_origin.is_none() {
+            let origin = WakeOrigin { activator: activator.to_owned(), client: sample.client };
+            self.wake_origin = Some(Box::new(origin));
+        }
+    }
+
     /// Returns true if load cannot wait for the next tick.
     pub fn is_urgent(&self, now: Duration) -> bool {
         let level = self.load.current_level(now);
@@ -265,6 +279,10 @@ impl ScaledRevision {
         name: &NamespacedName,
     ) -> EvaluationOutcome {
         self.wake(now);
+        // Once a pod is ready, further ones are for load and not for that request.
+        if self.pods.ready + self.pods.standby > 0 {
+            self.wake_origin = None;
+        }
         self.evaluate(now, tick, knowledge);
         let input = self.scale_to_zero_input();
         let (non_draining, policy) = (self.pods.non_draining(), &self.policy);
@@ -318,6 +336,7 @@ impl ScaledRevision {
     fn sleep(&mut self) {
         self.load.sleep();
         self.awake = None;
+        self.wake_origin = None;
     }
 
     fn scale_to_zero_input(&self) -> ScaleToZeroInput {

@@ -130,6 +130,9 @@ impl ScaledRevisions {
             revision.wake(now);
         }
         revision.load.apply_report(now, stream, is_counted, sample);
+        if let Some(sender) = self.senders.get(&stream.sender) {
+            revision.record_wake_origin(sender.name(), sample);
+        }
         // A pod on standby serves a request without a decision. It may be over by the time of the report.
         let is_woken_pod = !was_awake && revision.pods.standby > 0;
         if revision.is_awake() && (is_woken_pod || revision.is_urgent(now)) {

@@ -59,7 +59,7 @@ pub use sources::{AllowedSources, IpBlock};
 pub use standby::{StandbyOrder, StandbyReport};
 pub use usage::{
     AutoscalerHeartbeat, RequestTotals, RevisionActivity, ScaleDecision, ScaleDecisionInputs,
-    ScaleItem, UsageCoverage, UsageItem, UsageKey, UsageSample,
+    ScaleItem, UsageCoverage, UsageItem, UsageKey, UsageSample, WakeOrigin,
 };
 
 /// Namespace and name of a Kubernetes object, written as `namespace/name`.

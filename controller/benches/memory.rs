@@ -99,5 +99,6 @@ fn sleeping_decision(at: usize) -> ScaleDecision {
         excess_burst_capacity: 0.0,
         reason: "no load for the stable window".into(),
         inputs: None,
+        wake_origin: None,
     }
 }

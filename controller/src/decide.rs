@@ -10,6 +10,8 @@ pub mod machine;
 pub mod node_binding;
 pub mod part_keys;
 pub mod plan;
+pub mod pod_placement;
 pub mod retention;
 pub mod service_children;
 pub mod topology_hints;
+pub mod wake_zone;

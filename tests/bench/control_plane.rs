@@ -128,6 +128,7 @@ fn waiting_request_report(revision: &NamespacedName, clock: Instant) -> UsageSam
         totals,
         status: Vec::new(),
         latency: Vec::new(),
+        client: None,
     }
 }
 

@@ -15,9 +15,8 @@ use tests::wait::sleep;
 
 use self::random_objects::{RandomObjects, slice};
 use crate::clusterip::ServingCluster;
+use crate::zoned_nodes::{NODE_ZONES, ZonedNodes};
 
-/// Nodes of the cluster with their zones. Endpoints and hints also name a third node and a third zone.
-const NODES: [(&str, &str); 2] = [("node1", "a"), ("node2", "b")];
 /// Services that exist at a time.
 const BATCH: u8 = 50;
 /// Page of an agent that has the choice for a connect, on its node.
@@ -187,7 +186,7 @@ fn wait_for_agreement(
     newest: SocketAddr,
 ) -> Vec<ComparedTreatment> {
     let mut treatments = Vec::new();
-    for (node, _) in NODES {
+    for (node, _) in NODE_ZONES {
         let started = Instant::now();
         loop {
             match compare(rouse, node, frontends, newest) {
@@ -222,30 +221,6 @@ fn frontends(rouse: &RouseCluster, namespace: &str) -> Vec<TraceTarget> {
         }
     }
     frontends
-}
-
-/// Nodes with labels of zones, until drop.
-struct ZonedNodes<'a>(&'a RouseCluster);
-
-impl<'a> ZonedNodes<'a> {
-    fn label(rouse: &'a RouseCluster) -> Self {
-        let nodes = Self(rouse);
-        for (node, zone) in NODES {
-            let label = format!("topology.kubernetes.io/zone={zone}");
-            let args = ["label", "node", node, "--overwrite", label.as_str()];
-            rouse.cluster.kubectl(&args).expect("an operator may");
-        }
-        nodes
-    }
-}
-
-impl Drop for ZonedNodes<'_> {
-    fn drop(&mut self) {
-        for (node, _) in NODES {
-            let args = ["label", "node", node, "topology.kubernetes.io/zone-"];
-            let _labelled = self.0.cluster.kubectl(&args);
-        }
-    }
 }
 
 /// Returns the Service and the EndpointSlice that are written last of all, so that what knows them knows the others.

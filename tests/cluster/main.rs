@@ -31,5 +31,7 @@ mod standby;
 mod third_party_manifests;
 mod tls;
 mod upgrade;
+mod wake_zone;
 mod without_kube_proxy;
 mod xtask_cluster;
+mod zoned_nodes;

@@ -1,6 +1,7 @@
 //! Shell: one Revision at this activator: the events of its requests, its pods and its slots.
 
 use std::{
+    net::IpAddr,
     num::NonZeroU16,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -486,6 +487,12 @@ impl QueueUsageSource for ActivatorRevision {
         // Cleared before the totals are read: a change after that puts the Revision into the list again.
         self.is_report_pending.store(false, Ordering::Release);
         self.totals()
+    }
+
+    fn first_client(&self) -> Option<IpAddr> {
+        let state = self.lock_state();
+        let first = state.active.as_ref().and_then(|active| active.first_client);
+        first.filter(|_| state.totals.in_flight() > 0)
     }
 }
 

@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -33,6 +34,9 @@ pub trait QueueUsageSource: fmt::Debug + Send + Sync {
     /// Takes the Revision out of the list, then reads its totals, with the time in ns of
     /// [`now_ns`](crate::clock::now_ns).
     fn take_report(&self) -> (RequestTotals, u64);
+
+    /// Address of the client whose request began to wait first; `None`: no request waits, or it is not known.
+    fn first_client(&self) -> Option<IpAddr>;
 }
 
 /// Revisions whose usage is still to be reported.
@@ -95,7 +99,9 @@ impl QueueUsageReporter {
             let (totals, read_at_ns) = revision.take_report();
             let key = usage_key(revision.name().clone());
             let (status, latency) = (Vec::new(), Vec::new());
-            self.outbox.set(key.clone(), UsageSample { key, read_at_ns, totals, status, latency });
+            let client = revision.first_client();
+            let sample = UsageSample { key, read_at_ns, totals, status, latency, client };
+            self.outbox.set(sample.key.clone(), sample);
         }
     }
 }

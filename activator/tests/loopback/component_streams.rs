@@ -33,6 +33,7 @@ async fn a_waiting_request_is_reported_and_dispatched_to_the_pod_of_the_table() 
     let seen = next_item(&mut running.usages, usage).await;
     assert_eq!((&seen.key.revision, &seen.key.pod), (&revision(), &None));
     assert_eq!((seen.totals.started, seen.totals.in_flight()), (1, 1));
+    assert_eq!(seen.client, Some([127, 0, 0, 1].into()));
 
     let server = start_pod(OK, Duration::ZERO).await;
     let ready = pod("p", server.address, RoutingPhase::Ready);

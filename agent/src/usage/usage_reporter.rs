@@ -127,5 +127,6 @@ fn read_usage(key: UsageKey, slot: u32, maps: &KernelMaps) -> UsageSample {
         read_at_ns: monotonic_ns(),
         status: responses.status.to_vec(),
         latency: responses.latency.to_vec(),
+        client: None,
     }
 }

@@ -184,6 +184,11 @@ impl ScaledRevisions {
 }
 
 impl UsageSender {
+    /// Name of the agent or activator.
+    pub(super) fn name(&self) -> &str {
+        &self.replica.name
+    }
+
     /// Returns true if the stream is open and has completed its snapshot.
     fn is_synced(&self) -> bool {
         self.is_online && self.stream.synced

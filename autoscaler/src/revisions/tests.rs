@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use common::{
     fixtures,
     wire::{
@@ -35,6 +37,10 @@ struct SimService {
     requested_pods: usize,
     /// Decisions so far, one line each.
     decision_trace: Vec<String>,
+    /// Client that the wait queue names as its first one.
+    client: Option<IpAddr>,
+    /// Client of the request that woke the service, as each decision so far names it.
+    wake_clients: Vec<Option<IpAddr>>,
 }
 
 fn replica(role: ClientComponent) -> ComponentReplica {
@@ -77,6 +83,8 @@ impl SimService {
             standby_pods: 0,
             requested_pods: 0,
             decision_trace: Vec::new(),
+            client: None,
+            wake_clients: Vec::new(),
         };
         sim.table.revisions.insert(name.clone(), revision(&name, policy));
         sim.apply_routes([RouteKey::Revision(name)]);
@@ -107,6 +115,7 @@ impl SimService {
                 "{seconds:.1} {ready}→{pods} {path:?} {activity:?}: {}",
                 decision.reason
             ));
+            self.wake_clients.push(decision.wake_origin.as_ref().and_then(|it| it.client));
             let requested_pods = decision.requested_scale.unwrap_or_default() as usize;
             if decision.requested_scale.is_some() {
                 self.requested_pods = requested_pods;
@@ -157,7 +166,8 @@ impl SimService {
         let key = UsageKey { revision: self.name.clone(), pod };
         let stream = if key.pod.is_some() { self.agent } else { self.activator };
         let (status, latency) = (vec![], vec![]);
-        let sample = UsageSample { key, read_at_ns: self.ns(), totals, status, latency };
+        let client = self.client.filter(|_| key.pod.is_none());
+        let sample = UsageSample { key, read_at_ns: self.ns(), totals, status, latency, client };
         self.revisions.apply_usage(self.now, stream, &sample);
         self.carry_out_decisions();
     }
@@ -254,6 +264,27 @@ const GOLDEN_ONE: [&str; 6] = [
     "8.0 1→0 Activator Inactive: no load for the stable window",
     "asleep",
 ];
+
+/// The zone of the first pod depends on it, and pods for more load may run anywhere.
+#[test]
+fn decisions_name_the_request_that_woke_the_service_until_a_pod_is_ready() {
+    let client = |last: u8| Some(IpAddr::from([10, 244, 1, last]));
+    let mut sim = SimService::new(short_window_policy());
+    sim.client = client(1);
+    sim.add_requests(1);
+    // A second zone asks while the pod starts, for more pods.
+    sim.client = client(2);
+    sim.add_requests(200);
+    assert_eq!(sim.wake_clients, [None, client(1), client(1)], "{:?}", sim.decision_trace);
+    sim.advance_time(Duration::from_secs(1));
+    sim.finish_requests();
+    sim.advance_time(Duration::from_secs(30));
+    assert!(!sim.revision().is_awake(), "{:?}", sim.decision_trace);
+    sim.client = client(3);
+    sim.add_requests(1);
+    sim.wake_clients.dedup();
+    assert_eq!(sim.wake_clients, [None, client(1), None, client(3)], "{:?}", sim.decision_trace);
+}
 
 /// A whole cycle: wake, burst, sustained load, decay to zero, and a second wake.
 #[test]

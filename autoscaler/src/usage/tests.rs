@@ -29,6 +29,7 @@ fn report(pod: Option<&str>, now: f64, totals: RequestTotals) -> UsageSample {
         totals,
         status: Vec::new(),
         latency: Vec::new(),
+        client: None,
     }
 }
 

@@ -68,7 +68,7 @@ fn revision(name: &NamespacedName) -> RouteChange {
 fn waiting(revision: &NamespacedName, started: u64) -> UsageSample {
     let totals = RequestTotals { started, started_sum_ns: started * 5, ..RequestTotals::default() };
     let key = UsageKey { revision: revision.clone(), pod: None };
-    UsageSample { key, read_at_ns: 5, totals, status: vec![], latency: vec![] }
+    UsageSample { key, read_at_ns: 5, totals, status: vec![], latency: vec![], client: None }
 }
 
 /// A waiting request, reported over real sockets, becomes a decision; a burst raises it at once.

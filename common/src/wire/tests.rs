@@ -321,7 +321,9 @@ fn a_decision_explains_itself_across_the_wire() {
         applied_bound: "max-scale".into(),
         coverage: UsageCoverage::Partial,
     };
-    for inputs in [Some(inputs), None] {
+    let client = Some(IpAddr::from([10, 244, 1, 7]));
+    let origins = [Some(WakeOrigin { activator: "a".into(), client }), None];
+    for (inputs, wake_origin) in [Some(inputs), None].into_iter().zip(origins) {
         let decision = ScaleDecision {
             revision: NamespacedName::new("default", "hello-00001"),
             requested_scale: Some(3),
@@ -336,10 +338,41 @@ fn a_decision_explains_itself_across_the_wire() {
             excess_burst_capacity: 0.0,
             reason: "max-scale".into(),
             inputs,
+            wake_origin,
         };
         let received = ScaleDecision::try_from(raw::Decision::from(decision.clone())).unwrap();
         assert_eq!(received, decision);
     }
+}
+
+/// Load and decisions must not be lost because of what only a preference depends on.
+#[test]
+fn an_invalid_origin_of_a_wake_counts_as_not_known() {
+    let key = raw::UsageKey { revision: "default/hello-00001".into(), pod: String::new() };
+    let sample = |client: &[u8]| {
+        let (key, client) = (Some(key.clone()), client.to_vec());
+        let sample = raw::UsageSeen { key, started: 1, client, ..raw::UsageSeen::default() };
+        UsageSample::try_from(sample).expect("its totals are valid")
+    };
+    assert_eq!([sample(&[]).client, sample(&[10, 244, 1]).client], [None, None]);
+    let (address, known) = (IpAddr::from([10, 244, 1, 7]), sample(&[10, 244, 1, 7]));
+    assert_eq!((known.client, known.totals.started), (Some(address), 1));
+    assert_eq!(UsageSample::try_from(raw::UsageSeen::from(known.clone())), Ok(known));
+
+    let decision = |activator: &str, client: &[u8]| {
+        let origin = raw::WakeOrigin { activator: activator.into(), client: client.to_vec() };
+        let decision = raw::Decision {
+            revision: "default/hello-00001".into(),
+            path: raw::Path::Direct.into(),
+            activity: raw::Activity::Activating.into(),
+            origin: Some(origin),
+            ..raw::Decision::default()
+        };
+        ScaleDecision::try_from(decision).expect("it decides something").wake_origin
+    };
+    let of_activator = WakeOrigin { activator: "a".into(), client: None };
+    assert_eq!(decision("a", &[1]), Some(of_activator));
+    assert_eq!(decision("", &[10, 244, 1, 7]), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Pure: the two messages of scaling: UsageReport and ScaleDecision.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use super::{ComponentReplica, ConnectionPath, NamespacedName};
 
@@ -41,6 +41,8 @@ pub struct UsageSample {
     pub status: Vec<u64>,
     /// Responses by latency bucket, with the bounds of `abi::LATENCY_BOUNDS_US`; empty for a wait queue.
     pub latency: Vec<u64>,
+    /// Address of the client whose request began to wait first, of a wait queue with requests; `None`: not known.
+    pub client: Option<IpAddr>,
 }
 
 /// Running totals from which the requests in flight and their average over any window follow.
@@ -162,6 +164,17 @@ pub struct ScaleDecision {
     pub reason: String,
     /// Inputs of the decision; `None`: an older sender omits them.
     pub inputs: Option<ScaleDecisionInputs>,
+    /// Request that woke the Revision, until one of its pods is ready; `None`: no wake, or an older sender.
+    pub wake_origin: Option<WakeOrigin>,
+}
+
+/// Request that woke a Revision without pods, as far as the choice of the first pod's zone depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WakeOrigin {
+    /// Name of the activator where the request waits, not empty.
+    pub activator: String,
+    /// Address of the request's client; `None`: not known.
+    pub client: Option<IpAddr>,
 }
 
 /// Inputs of a decision, which explain it to operators.

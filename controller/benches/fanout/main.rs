@@ -153,6 +153,7 @@ fn wake_decision(at: usize) -> ScaleDecision {
         excess_burst_capacity: 0.0,
         reason: "a request waits".into(),
         inputs: None,
+        wake_origin: None,
     }
 }
 

@@ -305,5 +305,6 @@ fn decision(revision: NamespacedName, pods: usize) -> ScaleDecision {
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
+        wake_origin: None,
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::{
+    decide::wake_zone,
     model::{
         cluster_state::{ClusterState, UnixMillis, nodes::image_name_hash},
         knative::key,
@@ -30,8 +31,9 @@ const SCHEDULER_ONLY_FIELDS: [&str; 6] = [
 const NODE_INDEPENDENT_VOLUMES: [&str; 5] =
     ["configMap", "secret", "projected", "emptyDir", "downwardAPI"];
 
-/// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, it takes the
-/// one with the fewest pods of the same Revision; the random `chance` breaks ties.
+/// Chooses the node for a pod as the API server is about to store it. Of the nodes that have its images, those in the
+/// zone that the pod prefers come first. Of these, it takes the one with the fewest pods of the same Revision. The
+/// random `chance` breaks ties.
 pub fn choose_node<'a>(
     cluster: &'a ClusterState,
     pod: &Value,
@@ -46,15 +48,21 @@ pub fn choose_node<'a>(
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
     let images: Vec<u64> = containers().map(|it| image_name_hash(&it["image"])).collect();
     let nodes = &cluster.nodes;
-    let fitting =
+    let accepting =
         nodes.states.iter().filter(|(name, state)| nodes.accepts_pod(name, state, &images, now));
+    let mut fitting: Vec<&str> = accepting.map(|(name, _)| name.as_str()).collect();
+    if let Some(zone) = wake_zone::preferred_zone(cluster, pod) {
+        let is_in_zone = |node: &str| nodes.zones.get(node).is_some_and(|it| it == zone);
+        if fitting.iter().any(|node| is_in_zone(node)) {
+            fitting.retain(|node| is_in_zone(node));
+        }
+    }
     let counts = sibling_counts(cluster, pod);
     let siblings_on = |node: &str| counts.get(node).copied().unwrap_or(0);
-    let fewest = fitting.clone().map(|(name, _)| siblings_on(name)).min()?;
-    let equal: Vec<&str> =
-        fitting.map(|(name, _)| name.as_str()).filter(|name| siblings_on(name) == fewest).collect();
-    let count = u64::try_from(equal.len()).ok()?;
-    equal.get(usize::try_from(chance % count).ok()?).copied()
+    let fewest = fitting.iter().map(|node| siblings_on(node)).min()?;
+    fitting.retain(|node| siblings_on(node) == fewest);
+    let count = u64::try_from(fitting.len()).ok()?;
+    fitting.get(usize::try_from(chance % count).ok()?).copied()
 }
 
 /// Returns the number of pods of the same Revision, by node.

@@ -218,6 +218,9 @@ pub struct ObservedPods {
 pub struct ScaleRecords {
     /// Last decision on each Revision that is awake, with the figures behind it, in one line.
     pub explanations: BTreeMap<NamespacedName, Box<str>>,
+    /// Zone from which each Revision that wakes was asked for a pod, until one is ready. Those asked from an unknown
+    /// zone have none.
+    pub wake_zones: BTreeMap<NamespacedName, SmolStr>,
     /// Replicas set in Deployments of Revisions that Kubernetes scales, by Revision.
     pub external_scales: BTreeMap<NamespacedName, u32>,
     /// UIDs of PodAutoscalers of the class that requires a HorizontalPodAutoscaler, by name.

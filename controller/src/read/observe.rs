@@ -42,7 +42,7 @@ pub use scaled_service::{
 };
 
 /// Label with the zone of a node.
-const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+pub(crate) const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 fn read_pairs(object: &Value, field: &str) -> CompactStringMap {
     let map = serde_json::from_value(object["metadata"][field].clone());

@@ -20,7 +20,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info, warn};
 
 use crate::{
-    decide::{machine::ControllerEvent, node_binding},
+    decide::{machine::ControllerEvent, pod_placement, wake_zone},
     model::object::ResourceKind,
     read::observe,
     shell::{
@@ -39,8 +39,9 @@ use crate::{
         config::KubernetesConfig,
         runtime::ControllerRuntime,
         webhook::{
-            self, AdmissionContext, PodBinder, WebhookSettingsSource, admission_review,
-            certificates::WebhookCertResolver, configurations::WebhookAddress,
+            self, AdmissionContext, PodPlacer, WebhookSettingsSource,
+            admission_review::AdmissionSettings, certificates::WebhookCertResolver,
+            configurations::WebhookAddress,
         },
     },
 };
@@ -267,20 +268,20 @@ impl KubernetesPlatform {
         if let Some((address, webhook_address)) = self.webhook.clone() {
             let (shared, domain) = (Arc::clone(&self.runtime), self.cluster_domain.clone());
             let settings: WebhookSettingsSource = Arc::new(move || {
-                Arc::new(admission_review::AdmissionSettings::from_configs(
-                    &shared.settings().config_maps,
-                    &domain,
-                ))
+                let prefers_wake_zone =
+                    shared.with_machine(|machine| wake_zone::is_preference_on(machine.cluster()));
+                let in_force = shared.settings();
+                let of_configs = AdmissionSettings::from_configs(&in_force.config_maps, &domain);
+                Arc::new(AdmissionSettings { prefers_wake_zone, ..of_configs })
             });
             let shared = Arc::clone(&self.runtime);
-            let binder: PodBinder = Arc::new(move |pod: &Value, chance| {
+            let placer: PodPlacer = Arc::new(move |pod: &Value, chance| {
                 let now = shared.now();
                 shared.with_machine(|machine| {
-                    node_binding::choose_node(machine.cluster(), pod, chance, now)
-                        .map(str::to_owned)
+                    pod_placement::place_pod(machine.cluster(), pod, chance, now)
                 })
             });
-            let (client, context) = (self.client.clone(), AdmissionContext { settings, binder });
+            let (client, context) = (self.client.clone(), AdmissionContext { settings, placer });
             let certificates = Arc::clone(&self.certificates);
             let webhook_address = (address, webhook_address);
             let run = webhook::run(

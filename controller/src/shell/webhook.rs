@@ -30,7 +30,7 @@ use admission_review::{AdmissionHook, AdmissionSettings};
 use certificates::WebhookCertResolver;
 use configurations::WebhookAddress;
 
-use crate::shell::api::leader_election::Leadership;
+use crate::{decide::pod_placement::PodPlacement, shell::api::leader_election::Leadership};
 
 /// Size limit of a request, in bytes. A request holds an object twice, and etcd stores objects up to 1.5 MiB.
 const MAX_REVIEW_BYTES: usize = 8 << 20;
@@ -60,16 +60,16 @@ pub enum WebhookError {
 
 /// Source of the settings in force, called for each request.
 pub type WebhookSettingsSource = Arc<dyn Fn() -> Arc<AdmissionSettings> + Send + Sync>;
-/// Function that returns the node to bind a new pod to, if any; the number selects among equal nodes.
-pub type PodBinder = Arc<dyn Fn(&Value, u64) -> Option<String> + Send + Sync>;
+/// Function that returns the placement of a new pod, if any; the number selects among equal nodes.
+pub type PodPlacer = Arc<dyn Fn(&Value, u64) -> Option<PodPlacement> + Send + Sync>;
 
 /// Inputs of admission, beside the request.
 #[derive(Clone)]
 pub struct AdmissionContext {
     /// Source of the settings in force.
     pub settings: WebhookSettingsSource,
-    /// Selects the node of a new pod.
-    pub binder: PodBinder,
+    /// Selects the placement of a new pod.
+    pub placer: PodPlacer,
 }
 
 impl std::fmt::Debug for AdmissionContext {
@@ -79,9 +79,9 @@ impl std::fmt::Debug for AdmissionContext {
 }
 
 impl AdmissionContext {
-    /// Returns a context with these settings that binds no pods.
-    pub fn without_binding(settings: WebhookSettingsSource) -> Self {
-        Self { settings, binder: Arc::new(|_, _| None) }
+    /// Returns a context with these settings that places no pods.
+    pub fn without_placement(settings: WebhookSettingsSource) -> Self {
+        Self { settings, placer: Arc::new(|_, _| None) }
     }
 }
 
@@ -158,7 +158,7 @@ fn router(context: AdmissionContext) -> Router {
         })
     };
     let binding = |State(context): State<AdmissionContext>, body: Bytes| async move {
-        to_http_response(admission_review::respond_to_binding_review(&body, &*context.binder))
+        to_http_response(admission_review::respond_to_binding_review(&body, &*context.placer))
     };
     Router::new()
         .route("/defaulting", hook(AdmissionHook::Defaulting))

@@ -90,7 +90,7 @@ async fn start_replica(client: &Client, namespace: &str, leadership: Leadership)
     let (settings, in_force) = watch::channel(Arc::new(AdmissionSettings::default()));
     let in_force: WebhookSettingsSource = Arc::new(move || Arc::clone(&in_force.borrow()));
     let (certificates, stop) = (Arc::new(WebhookCertResolver::default()), CancellationToken::new());
-    let context = webhook::AdmissionContext::without_binding(in_force.clone());
+    let context = webhook::AdmissionContext::without_placement(in_force.clone());
     tokio::spawn(webhook::serve(listener, Arc::clone(&certificates), context, stop.clone()));
     let (client, shared_certificates) = (client.clone(), Arc::clone(&certificates));
     tokio::spawn(registration::keep_registered(

@@ -77,6 +77,9 @@ progress-deadline: "600s"
 # Whether pods that ask for no resources and no place are bound to a node that has their image as they are made,
 # without the scheduler. Rouse's own.
 bind-pods: "false"
+# Whether the first pod of a sleeping service prefers the zone that asks for it, in a cluster with several zones.
+# Rouse's own.
+wake-zone-preference: "true"
 "#;
 const DOMAIN: &str = r#"# Names of services from outside: NAME.NAMESPACE.DOMAIN. One domain for all, or more of them, each for the
 # services that have its labels.

@@ -57,7 +57,8 @@ impl RequestForwarder {
     ) -> Result<PodResponse, ProxyRequestError> {
         let client = Arc::clone(&pending.connection);
         let service_port = pending.service.service_port;
-        let mut queue_entry = pending.revision.queue_entry(service_port, pending.charged_bytes());
+        let queue_entry = pending.revision.queue_entry(service_port, pending.charged_bytes());
+        let mut queue_entry = queue_entry.with_client(pending.client.address);
         let (mut failed_dials, mut closed_connections) = (0, 0);
         loop {
             // The bytes of a refused connection do not count any more. So its request ends at once, whatever it waits

@@ -136,7 +136,8 @@ impl RequestForwarder {
         let charge = connection.try_charge_head(REQUEST_OVERHEAD_BYTES);
         let charge = charge.ok_or(ProxyRequestError::TooManyRequestBytes)?;
         let mut timer = RequestTimer::start(settings.timeouts);
-        let mut queue_entry = revision.queue_entry(service.service_port, charge.bytes());
+        let queue_entry = revision.queue_entry(service.service_port, charge.bytes());
+        let mut queue_entry = queue_entry.with_client(client);
         let (permit, pod) = tokio::select! {
             // Biased to the reasons for which it must not take the capacity of a pod.
             biased;

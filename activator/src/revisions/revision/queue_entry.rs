@@ -1,12 +1,11 @@
 //! Shell: the entry of one request in the wait queue of a Revision.
 
-use std::{num::NonZeroU16, sync::Arc, time::Instant};
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc, time::Instant};
 
-use common::wire::RequestTotals;
 use tokio::sync::oneshot;
 use tracing::info;
 
-use super::{ActivatorRevision, PodPermit, send_permits};
+use super::{ActivatorRevision, PodPermit, send_permits, state::LockedRevisionState};
 use crate::{
     clock::{now_ns, random_u64},
     request_error::ProxyRequestError,
@@ -23,6 +22,8 @@ pub struct QueueEntry {
     /// Place in the order of arrival, from the first time that it asks for a pod.
     place: Option<QueuePlace>,
     bytes: usize,
+    /// Address of the client; `None`: it is not known.
+    client: Option<IpAddr>,
     /// Start of the time for which it counts as waiting; `None`: it does not count as waiting. A request that gets a
     /// permit at once counts only once its dial is late, so that one with a fast pod costs no more than its permit.
     waiting_since: Option<Instant>,
@@ -35,7 +36,14 @@ impl QueueEntry {
         service_port: Option<NonZeroU16>,
         bytes: usize,
     ) -> Self {
-        Self { revision, service_port, place: None, bytes, waiting_since: None }
+        Self { revision, service_port, place: None, bytes, client: None, waiting_since: None }
+    }
+
+    /// Sets the client of the request, near which a first pod is woken.
+    pub fn with_client(mut self, client: IpAddr) -> Self {
+        // A socket of both families reports an IPv4 client as an IPv4-mapped address.
+        self.client = Some(client.to_canonical());
+        self
     }
 
     /// Waits for capacity at a pod and returns the permit. Returns at once if a pod has capacity.
@@ -63,7 +71,7 @@ impl QueueEntry {
             let waiting = active.wait_queue.waiting_count();
             // After a failed dial the request still waits, and is counted from its first wait. After a resend it counts
             // as a new wait.
-            let starts_waiting = count_wait(&mut self.waiting_since, &mut state.totals);
+            let starts_waiting = count_wait(&mut self.waiting_since, &mut state, self.client);
             // The further waiting request may make this activator claim or grant slots, by which others can be
             // dispatched.
             let dispatched = self.revision.reconcile_waiting(&mut state);
@@ -91,7 +99,7 @@ impl QueueEntry {
     pub fn start_waiting(&mut self) {
         let starts_waiting = {
             let mut state = self.revision.lock_state();
-            count_wait(&mut self.waiting_since, &mut state.totals)
+            count_wait(&mut self.waiting_since, &mut state, self.client)
         };
         if starts_waiting {
             self.revision.on_waiting_started();
@@ -119,12 +127,21 @@ impl QueueEntry {
     }
 }
 
-/// Begins a request's time of waiting, and counts it. Returns false if the time had begun before.
-fn count_wait(waiting_since: &mut Option<Instant>, totals: &mut RequestTotals) -> bool {
+/// Begins the time of waiting of a client's request, and counts it. Returns false if the time had begun before.
+fn count_wait(
+    waiting_since: &mut Option<Instant>,
+    state: &mut LockedRevisionState,
+    client: Option<IpAddr>,
+) -> bool {
     let starts_waiting = waiting_since.is_none();
     if starts_waiting {
         *waiting_since = Some(Instant::now());
-        totals.record_start(now_ns());
+        if state.totals.in_flight() == 0
+            && let Some(active) = &mut state.active
+        {
+            active.first_client = client;
+        }
+        state.totals.record_start(now_ns());
     }
     starts_waiting
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     num::{NonZeroU16, NonZeroU32},
     sync::{Arc, atomic::Ordering},
     time::Instant,
@@ -51,6 +51,8 @@ pub(super) struct ActiveRevisionState {
     pub(super) ready_since: Option<Instant>,
     /// Number of queue entries that have an arrival number, and may wait again.
     pub(super) queue_entries: usize,
+    /// Client of the request that began to wait while no other one did; `None`: it is not known.
+    pub(super) first_client: Option<IpAddr>,
 }
 
 impl LockedRevisionState {
@@ -109,6 +111,7 @@ impl LockedRevisionState {
                 pods: HashMap::new(),
                 ready_since: None,
                 queue_entries: 0,
+                first_client: None,
             })
         })
     }

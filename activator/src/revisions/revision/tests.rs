@@ -74,3 +74,25 @@ async fn a_request_that_is_dispatched_while_overdue_ones_fail_gets_its_permit() 
     drop(permit);
     assert_eq!(revision.queue_metrics().at_pods, 0);
 }
+
+#[test]
+fn the_first_client_of_a_wait_is_named_until_nothing_waits() {
+    let context = Arc::new(new_context(Peers::new("a", NonZeroU16::new(9000), Vec::new())));
+    let name = NamespacedName::new("default", "hello-00001");
+    let revision = Arc::new(ActivatorRevision::new(name, context));
+    let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+    let start_waiting = |last: u8| {
+        let mut entry = revision.queue_entry(None, 0).with_client(address(last));
+        assert!(entry.acquire_permit().now_or_never().is_none(), "there is no pod");
+        entry
+    };
+    assert_eq!(revision.first_client(), None);
+    let (first, second) = (start_waiting(1), start_waiting(2));
+    assert_eq!(revision.first_client(), Some(address(1)));
+    drop(first);
+    assert_eq!(revision.first_client(), Some(address(1)), "the pod was asked for by it");
+    drop(second);
+    assert_eq!(revision.first_client(), None);
+    let _third = start_waiting(3);
+    assert_eq!(revision.first_client(), Some(address(3)));
+}

@@ -270,6 +270,7 @@ impl<'a> SimReporters<'a> {
                 totals: self.totals[index],
                 status: Vec::new(),
                 latency: Vec::new(),
+                client: None,
             })
             .collect()
     }

@@ -66,6 +66,7 @@ impl TryFrom<raw::UsageSeen> for UsageSample {
             },
             status: message.status,
             latency: message.latency,
+            client: parse_client("usage.client", &message.client),
         })
     }
 }
@@ -82,8 +83,14 @@ impl From<UsageSample> for raw::UsageSeen {
             left: value.totals.abandoned,
             status: value.status,
             latency: value.latency,
+            client: value.client.map(address_octets).unwrap_or_default(),
         }
     }
+}
+
+/// Parses the address of a client. An invalid one counts as not known: load must not be lost with a hint.
+fn parse_client(field: &'static str, bytes: &[u8]) -> Option<IpAddr> {
+    parse_optional_address(field, bytes).ok().flatten()
 }
 
 impl TryFrom<raw::ScaleItem> for ScaleItem {
@@ -176,7 +183,22 @@ impl TryFrom<raw::Decision> for ScaleDecision {
             )?,
             reason: message.reason,
             inputs: message.inputs.map(ScaleDecisionInputs::from),
+            wake_origin: message.origin.and_then(parse_wake_origin),
         })
+    }
+}
+
+/// Parses the origin of a wake. One without an activator counts as not known, and the decision stays.
+fn parse_wake_origin(message: raw::WakeOrigin) -> Option<WakeOrigin> {
+    let client = parse_client("wake_origin.client", &message.client);
+    let activator = Some(message.activator).filter(|it| !it.is_empty())?;
+    Some(WakeOrigin { activator, client })
+}
+
+impl From<WakeOrigin> for raw::WakeOrigin {
+    fn from(value: WakeOrigin) -> Self {
+        let client = value.client.map(address_octets).unwrap_or_default();
+        Self { activator: value.activator, client }
     }
 }
 
@@ -246,6 +268,7 @@ impl From<ScaleDecision> for raw::Decision {
             excess_burst_capacity: value.excess_burst_capacity,
             reason: value.reason,
             inputs: value.inputs.map(Into::into),
+            origin: value.wake_origin.map(Into::into),
         }
     }
 }

@@ -24,6 +24,7 @@ fn decision(index: u8, requested_scale: u32) -> ScaleDecision {
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
+        wake_origin: None,
     }
 }
 

@@ -7,12 +7,16 @@
 use common::wire::{
     ConnectionPath, NamespacedName, ScaleDecision, ScaleDecisionInputs, UsageCoverage,
 };
+use smol_str::SmolStr;
 use tracing::info;
 
 use super::{ControllerStateMachine, ObjectsToStore};
-use crate::model::{
-    cluster_state::{AppRevision, AppState, CurrentDecision, UnixMillis},
-    object::{ObjectPart, ObjectPartKey, ResourceKind},
+use crate::{
+    decide::wake_zone,
+    model::{
+        cluster_state::{AppRevision, AppState, CurrentDecision, UnixMillis},
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+    },
 };
 
 impl ControllerStateMachine {
@@ -32,6 +36,7 @@ impl ControllerStateMachine {
         if let Some(unconfirmed) = &mut self.unconfirmed_decisions {
             unconfirmed.remove(&decision.revision);
         }
+        let wake_zone = self.record_wake_zone(&decision);
         let in_flight = decision.inputs.as_ref().map_or(0, |it| it.in_flight);
         let decided = CurrentDecision {
             requested_scale: decision.requested_scale,
@@ -44,7 +49,7 @@ impl ControllerStateMachine {
         let changed = self.store_decision(&decision.revision, Some(decided));
         if is_unobserved || changed.is_some() {
             let explanations = &mut self.cluster.scaling.explanations;
-            let line = explain_decision(&decision);
+            let line = explain_decision(&decision, wake_zone.as_deref());
             let last_line = explanations.get(&decision.revision);
             // A line that another replica wrote for the same decision stays; otherwise each new leader would write all
             // of them.
@@ -57,13 +62,14 @@ impl ControllerStateMachine {
             revision = %decision.revision, wanted = decided.requested_scale, path = ?decided.path,
             activity = ?decided.activity, stable = decision.stable_load,
             panic = decision.panic_load, target = decision.target_load,
-            ready = decision.ready_pods, reason = decision.reason,
+            ready = decision.ready_pods, reason = decision.reason, zone = wake_zone.as_deref(),
             "scale decided"
         );
         self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);
     }
 
     pub(super) fn handle_decision_withdrawn(&mut self, revision: &NamespacedName, now: UnixMillis) {
+        self.cluster.scaling.wake_zones.remove(revision);
         let was_explained = self.cluster.scaling.explanations.remove(revision).is_some();
         if let Some((app, previous)) = self.store_decision(revision, None) {
             self.reconcile_changed_app(&app, Some(&previous), ObjectsToStore::Changed, now);
@@ -74,6 +80,19 @@ impl ControllerStateMachine {
                 .map(|resource| ObjectPartKey::new(resource, ObjectPart::Status, revision.clone()));
             self.effects.changed_keys.extend(keys);
         }
+    }
+
+    /// Records the zone from which the Revision was asked for its first pod, before that pod is ordered, and returns it.
+    fn record_wake_zone(&mut self, decision: &ScaleDecision) -> Option<SmolStr> {
+        let origin = decision.wake_origin.as_ref();
+        let zone = origin.and_then(|it| wake_zone::origin_zone(&self.cluster, it));
+        let zone = zone.map(SmolStr::from);
+        let zones = &mut self.cluster.scaling.wake_zones;
+        match &zone {
+            Some(zone) => drop(zones.insert(decision.revision.clone(), zone.clone())),
+            None => drop(zones.remove(&decision.revision)),
+        }
+        zone
     }
 
     /// Applies the decisions on Revisions that have been observed since.
@@ -155,9 +174,10 @@ fn decision_summary(line: &str) -> &str {
     line.split_once(": ").map_or(line, |(head, _)| head)
 }
 
-/// Explains a decision with its inputs in one line. The line is written with the decision and not again while it holds,
-/// though the inputs go on changing: each change would be a write.
-fn explain_decision(decision: &ScaleDecision) -> String {
+/// Explains a decision with its inputs in one line, with the zone of the request that woke the Revision. The line is
+/// written with the decision and not again while it holds, though the inputs go on changing: each change would be a
+/// write.
+fn explain_decision(decision: &ScaleDecision, wake_zone: Option<&str>) -> String {
     let pods = match decision.requested_scale {
         Some(1) => "1 pod".to_owned(),
         Some(pods) => format!("{pods} pods"),
@@ -172,13 +192,14 @@ fn explain_decision(decision: &ScaleDecision) -> String {
         if decision.reason.is_empty() { String::new() } else { format!("{}; ", decision.reason) };
     format!(
         "{pods}, {path}: {reason}load {stable:.2} in the stable window, {panic:.2} in the panic window{panics}; \
-         target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}{inputs}",
+         target {target:.2} a pod; {ready} ready; excess burst capacity {capacity:.0}{inputs}{asked}",
         stable = decision.stable_load,
         panic = decision.panic_load,
         target = decision.target_load,
         ready = decision.ready_pods,
         capacity = decision.excess_burst_capacity,
         inputs = decision.inputs.as_ref().map(explain_inputs).unwrap_or_default(),
+        asked = wake_zone.map(|zone| format!("; asked from zone {zone}")).unwrap_or_default(),
     )
 }
 
@@ -243,13 +264,14 @@ mod tests {
             excess_burst_capacity: -1.0,
             reason: "max-scale".into(),
             inputs: Some(inputs),
+            wake_origin: None,
         };
         assert_eq!(
-            explain_decision(&decision),
+            explain_decision(&decision, Some("b")),
             "3 pods, through activators: max-scale; load 70.00 in the stable window, 300.00 in the panic window, in \
              panic; target 70.00 a pod; 1 ready; excess burst capacity -1; 300 in flight, 140 of them waiting; windows \
              of 60 s and 6 s; desired scale 5; min scale 1, max scale 3; applied bound: max-scale; usage coverage: \
-             partial"
+             partial; asked from zone b"
         );
     }
 }

@@ -125,6 +125,7 @@ fn decide(app: u8, revision: u8, requested_scale: u8) -> ControllerEvent {
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
+        wake_origin: None,
     })
 }
 

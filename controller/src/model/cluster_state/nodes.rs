@@ -1,6 +1,9 @@
-//! Pure: state of a node, as far as the binding of pods to it and the hints for its zone depend on it.
+//! Pure: state of a node, as far as the places of pods and the hints for its zone depend on it.
+
+use std::net::IpAddr;
 
 use common::quantity;
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::{ObservedNodes, UnixMillis};
@@ -17,7 +20,7 @@ const DOCKER_HUB: &str = "docker.io";
 const CONTROL_PLANE_LABELS: [&str; 2] =
     ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
-/// State of a node, as far as the binding of pods to it and the hints for its zone depend on it.
+/// State of a node, as far as the places of pods and the hints for its zone depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeState {
     /// True if the node's condition `Ready` is `True`.
@@ -30,6 +33,10 @@ pub struct NodeState {
     cpu_milli: u64,
     /// True if a label calls it a node of the control plane.
     is_control_plane: bool,
+    /// Addresses of the node inside the cluster.
+    addresses: Box<[IpAddr]>,
+    /// Networks that the node may give its pods addresses from; empty: the network plugin has ranges of its own.
+    pod_networks: Box<[IpNet]>,
 }
 
 impl ObservedNodes {
@@ -78,6 +85,8 @@ impl NodeState {
         let is_ready = has_condition("Ready");
         let cpu = status["allocatable"]["cpu"].as_str().and_then(quantity::parse_milli);
         let labels = &object["metadata"]["labels"];
+        let inside = array_items(&status["addresses"]).filter(|it| it["type"] == "InternalIP");
+        let networks = array_items(&object["spec"]["podCIDRs"]);
         Self {
             is_ready,
             is_schedulable: is_ready
@@ -86,12 +95,24 @@ impl NodeState {
             image_hashes: images.into(),
             cpu_milli: cpu.unwrap_or(0),
             is_control_plane: CONTROL_PLANE_LABELS.iter().any(|it| labels.get(*it).is_some()),
+            addresses: inside.filter_map(|it| it["address"].as_str()?.parse().ok()).collect(),
+            pod_networks: networks.filter_map(|it| it.as_str()?.parse().ok()).collect(),
         }
     }
 
     /// Returns true if Kubernetes reports the node ready.
     pub fn is_ready(&self) -> bool {
         self.is_ready
+    }
+
+    /// Returns true if the address is the node's own.
+    pub(crate) fn has_address(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address)
+    }
+
+    /// Returns true if the address is in a pod network of the node.
+    pub(crate) fn has_pod_address(&self, address: IpAddr) -> bool {
+        self.pod_networks.iter().any(|it| it.contains(&address))
     }
 
     /// Returns what the share of the node's zone depends on.

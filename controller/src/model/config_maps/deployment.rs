@@ -41,6 +41,9 @@ pub struct DeploymentConfig {
     /// `bind-pods`, Rouse's own: true if pods without constraints are bound to a node with their image, without the
     /// scheduler. Default false.
     pub bind_pods: bool,
+    /// `wake-zone-preference`, Rouse's own: true if the first pod of a Revision prefers the zone that it was asked for
+    /// from. Default true.
+    pub prefers_wake_zone: bool,
     runtime_classes: BTreeMap<String, RuntimeClassSelector>,
 }
 
@@ -61,6 +64,7 @@ impl Default for DeploymentConfig {
             affinity: DefaultAffinityType::Spread,
             always_schedulable: false,
             bind_pods: false,
+            prefers_wake_zone: true,
             runtime_classes: BTreeMap::new(),
         }
     }
@@ -103,6 +107,7 @@ impl ConfigMapSettings for DeploymentConfig {
         keys.read_names("registries-skipping-tag-resolving", &mut it.skipped_registries);
         keys.read_bool("pod-is-always-schedulable", &mut it.always_schedulable);
         keys.read_bool("bind-pods", &mut it.bind_pods);
+        keys.read_bool("wake-zone-preference", &mut it.prefers_wake_zone);
         it.progress_deadline =
             read_positive_duration(keys, "progress-deadline", it.progress_deadline);
         // Kubernetes counts the deadline of a Deployment in whole seconds.
@@ -225,6 +230,7 @@ mod tests {
             affinity: DefaultAffinityType::None,
             always_schedulable: true,
             bind_pods: true,
+            prefers_wake_zone: false,
             runtime_classes: BTreeMap::new(),
         };
         let read = map(&[
@@ -234,6 +240,7 @@ mod tests {
             ("default-affinity-type", "none"),
             ("pod-is-always-schedulable", "true"),
             ("bind-pods", "true"),
+            ("wake-zone-preference", "false"),
         ]);
         assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
     }

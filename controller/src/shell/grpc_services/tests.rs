@@ -102,6 +102,7 @@ fn hello_decision(requested_scale: u32) -> ScaleDecision {
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
+        wake_origin: None,
     }
 }
 

@@ -101,6 +101,7 @@ fn decide_one_pod(shared: &ControllerRuntime) {
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
+        wake_origin: None,
     }));
 }
 

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    decide::pod_placement::PodPlacement,
     model::{
         cluster_state::PlatformKind,
         config_maps::{self, Configs, Features, RevisionDefaults},
@@ -43,6 +44,8 @@ pub struct AdmissionSettings {
     pub cluster_domain: String,
     /// True if pods are bound to a node as they are created (`config-deployment`).
     pub bind_pods: bool,
+    /// True if first pods may prefer a zone, which depends on the nodes too.
+    pub prefers_wake_zone: bool,
 }
 
 impl Default for AdmissionSettings {
@@ -53,12 +56,13 @@ impl Default for AdmissionSettings {
             autoscaler: Default::default(),
             cluster_domain: "cluster.local".into(),
             bind_pods: false,
+            prefers_wake_zone: false,
         }
     }
 }
 
 impl AdmissionSettings {
-    /// Returns the settings of the ConfigMaps in force.
+    /// Returns the settings of the ConfigMaps in force, for a cluster of one zone.
     pub fn from_configs(configs: &Configs, cluster_domain: &str) -> Self {
         Self {
             defaults: configs.defaults.clone(),
@@ -66,7 +70,13 @@ impl AdmissionSettings {
             autoscaler: configs.autoscaler.clone(),
             cluster_domain: cluster_domain.into(),
             bind_pods: configs.deployment.bind_pods,
+            prefers_wake_zone: false,
         }
+    }
+
+    /// Returns true if the API server should submit new pods.
+    pub fn places_pods(&self) -> bool {
+        self.bind_pods || self.prefers_wake_zone
     }
 
     /// Returns the platform and settings that the rules of admission depend on.
@@ -151,19 +161,24 @@ pub fn respond_to_review(
     encode_response(&request, decision)
 }
 
-/// Returns the response to a review about a new pod. It binds the pod to the node that `bind` returns, if any.
+/// Returns the response to a review about a new pod. It gives the pod the placement that `place` returns, if any.
 pub fn respond_to_binding_review(
     body: &[u8],
-    bind: impl FnOnce(&Value, u64) -> Option<String>,
+    place: impl FnOnce(&Value, u64) -> Option<PodPlacement>,
 ) -> Result<Vec<u8>, ReviewDecodeError> {
     let review: AdmissionReviewBody = serde_json::from_slice(body)?;
     let request = review.request.ok_or(ReviewDecodeError::Empty)?;
     // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
     let chance = crate::model::object::hash::stable_json_hash(&json!(request.uid));
     let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
-    let node = pod.and_then(|pod| bind(pod, chance));
-    let patch = node.map(|node| json!([{"op": "add", "path": "/spec/nodeName", "value": node}]));
-    let patch = patch.map(|patch| patch.to_string().into_bytes());
+    let patch = pod.and_then(|pod| place(pod, chance)).map(|placement| {
+        let (path, value) = match placement {
+            PodPlacement::Node(node) => ("/spec/nodeName", node.into()),
+            // `add` replaces an affinity that the pod has.
+            PodPlacement::Affinity(affinity) => ("/spec/affinity", affinity),
+        };
+        json!([{"op": "add", "path": path, "value": value}]).to_string().into_bytes()
+    });
     encode_response(&request, AdmissionDecision { patch, ..AdmissionDecision::default() })
 }
 

@@ -10,7 +10,8 @@ use crate::model::knative::key;
 pub(super) const DEFAULTING_WEBHOOK: &str = "webhook.serving.knative.dev";
 pub(super) const VALIDATION_WEBHOOK: &str = "validation.webhook.serving.knative.dev";
 pub(super) const CONFIG_WEBHOOK: &str = "config.webhook.serving.knative.dev";
-/// Name of the webhook that binds pods, which Knative does not have.
+/// Name of the webhook that places pods, which Knative does not have. Its name is that of earlier releases, which only
+/// bound them.
 const BINDING_WEBHOOK: &str = "binding.webhook.rouse.dev";
 
 /// API group of ServerlessServices and ClusterDomainClaims.
@@ -81,7 +82,7 @@ impl WebhookAddress {
 pub(super) fn webhook_configurations(
     address: &WebhookAddress,
     authority: &str,
-    bind_pods: bool,
+    places_pods: bool,
 ) -> (Value, [Value; 2]) {
     let bundle =
         serde_json::to_value(ByteString(authority.as_bytes().to_vec())).unwrap_or_default();
@@ -121,7 +122,7 @@ pub(super) fn webhook_configurations(
         "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": names}],
     });
     let mut mutating = whole("MutatingWebhookConfiguration", DEFAULTING_WEBHOOK, defaulting);
-    if bind_pods && let Some(hooks) = mutating["webhooks"].as_array_mut() {
+    if places_pods && let Some(hooks) = mutating["webhooks"].as_array_mut() {
         hooks.push(make_optional(hook(BINDING_WEBHOOK, "/binding", pod_rules())));
     }
     let validating = "ValidatingWebhookConfiguration";

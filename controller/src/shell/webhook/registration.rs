@@ -94,9 +94,9 @@ pub async fn keep_registered(
     let mut registered = None;
     loop {
         let is_leader = leadership.may_write();
-        let bind_pods = settings().bind_pods;
+        let places_pods = settings().places_pods();
         let check =
-            check_once(&client, &address, &certificates, is_leader, bind_pods, &mut registered);
+            check_once(&client, &address, &certificates, is_leader, places_pods, &mut registered);
         let wait = match check.await {
             Ok(true) => CHECK_INTERVAL,
             // The leader is about to make the certificate, and the API server may call this replica as soon as it
@@ -129,7 +129,7 @@ async fn check_once(
     address: &WebhookAddress,
     certificates: &Arc<WebhookCertResolver>,
     is_leader: bool,
-    bind_pods: bool,
+    places_pods: bool,
     registered: &mut Option<WebhookCertBundle>,
 ) -> Result<bool, WebhookRegistrationError> {
     let bundle = load_or_renew_bundle(client, address, is_leader, SystemTime::now()).await?;
@@ -144,7 +144,7 @@ async fn check_once(
     }
     // This order matters: a registered webhook that does not respond blocks all writes (`failurePolicy: Fail`).
     check_self_call(address, &bundle).await?;
-    apply_registrations(client, address, &bundle, bind_pods).await?;
+    apply_registrations(client, address, &bundle, places_pods).await?;
     if registered.as_ref() != Some(&bundle) {
         info!(service = address.service, "webhook registered");
         *registered = Some(bundle);
@@ -250,9 +250,9 @@ async fn apply_registrations(
     client: &Client,
     address: &WebhookAddress,
     bundle: &WebhookCertBundle,
-    bind_pods: bool,
+    places_pods: bool,
 ) -> Result<(), WebhookRegistrationError> {
-    let (mutating, validating) = webhook_configurations(address, &bundle.authority, bind_pods);
+    let (mutating, validating) = webhook_configurations(address, &bundle.authority, places_pods);
     apply_configuration::<MutatingWebhookConfiguration>(client, DEFAULTING_WEBHOOK, &mutating)
         .await?;
     apply_configuration::<ValidatingWebhookConfiguration>(

@@ -89,7 +89,7 @@ async fn start_server_at(ip: IpAddr) -> WebhookServerFixture {
     let served = tokio::spawn(serve(
         listener,
         Arc::clone(&certificates),
-        AdmissionContext::without_binding(settings),
+        AdmissionContext::without_placement(settings),
         stop.clone(),
     ));
     WebhookServerFixture {
@@ -148,12 +148,15 @@ fn the_binding_webhook_is_registered_if_bind_pods_is_set() {
         let mut configs = Configs::default();
         let data = data.iter().map(|&(key, text)| (key.into(), text.into())).collect();
         configs.update("config-deployment", Some(&data));
-        let bind_pods = AdmissionSettings::from_configs(&configs, "cluster.local").bind_pods;
-        let (mutating, _) =
-            webhook_configurations(&WebhookAddress::new("rouse", 8443), "", bind_pods);
-        mutating["webhooks"].as_array().map_or(0, Vec::len)
+        let one_zone = AdmissionSettings::from_configs(&configs, "cluster.local");
+        let zones = AdmissionSettings { prefers_wake_zone: true, ..one_zone.clone() };
+        [one_zone, zones].map(|settings| {
+            let address = WebhookAddress::new("rouse", 8443);
+            let (mutating, _) = webhook_configurations(&address, "", settings.places_pods());
+            mutating["webhooks"].as_array().map_or(0, Vec::len)
+        })
     };
-    assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), (1, 2));
+    assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), ([1, 2], [2, 2]));
 }
 
 #[test]

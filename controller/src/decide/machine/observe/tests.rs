@@ -38,6 +38,7 @@ mod scaled_services;
 mod standby;
 mod stop_checks;
 mod topology;
+mod wake_zone;
 mod write_errors;
 
 use fake_api_server::{

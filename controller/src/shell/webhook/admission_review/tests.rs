@@ -198,3 +198,29 @@ fn config_maps_are_validated_before_they_apply() {
         "{message}"
     );
 }
+
+#[test]
+fn a_new_pod_gets_the_node_or_the_affinity_of_its_placement() {
+    let affinity = json!({"nodeAffinity": {}});
+    for (placement, expected) in [
+        (PodPlacement::Node("n1".into()), json!({"path": "/spec/nodeName", "value": "n1"})),
+        (
+            PodPlacement::Affinity(affinity.clone()),
+            json!({"path": "/spec/affinity", "value": affinity}),
+        ),
+    ] {
+        let review = |operation: &str| {
+            let mut request = request(&json!({"kind": "Pod"}));
+            request["operation"] = operation.into();
+            let body = json!({"request": request}).to_string();
+            let place = |_: &Value, _| Some(placement.clone());
+            let response = respond_to_binding_review(body.as_bytes(), place).expect("a response");
+            serde_json::from_slice::<Value>(&response).expect("JSON")
+        };
+        let changes = patch(&review("CREATE"));
+        let [change] = changes.as_slice() else { panic!("{changes:?}") };
+        assert_eq!(change["op"], "add");
+        assert_eq!((&change["path"], &change["value"]), (&expected["path"], &expected["value"]));
+        assert_eq!(review("UPDATE")["response"].get("patch"), None);
+    }
+}

@@ -613,6 +613,7 @@ pub(super) fn decision(revision: &str, requested_scale: u32) -> ScaleDecision {
         excess_burst_capacity: 0.0,
         reason: String::new(),
         inputs: None,
+        wake_origin: None,
     }
 }
 
