@@ -52,7 +52,7 @@ impl ScaledRevision {
             excess_burst_capacity: awake.desired_scale.excess_burst_capacity,
             reason: decision_reason(requested.bound, awake.desired_scale.reason).to_owned(),
             inputs: Some(self.decision_inputs(awake, requested)),
-            wake_origin: self.wake_origin.as_deref().cloned(),
+            wake_origin: self.wake_origin.clone(),
         })
     }
 

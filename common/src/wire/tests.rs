@@ -322,7 +322,7 @@ fn a_decision_explains_itself_across_the_wire() {
         coverage: UsageCoverage::Partial,
     };
     let client = Some(IpAddr::from([10, 244, 1, 7]));
-    let origins = [Some(WakeOrigin { activator: "a".into(), client }), None];
+    let origins = [Some(Box::new(WakeOrigin { activator: "a".into(), client })), None];
     for (inputs, wake_origin) in [Some(inputs), None].into_iter().zip(origins) {
         let decision = ScaleDecision {
             revision: NamespacedName::new("default", "hello-00001"),
@@ -371,7 +371,7 @@ fn an_invalid_origin_of_a_wake_counts_as_not_known() {
         ScaleDecision::try_from(decision).expect("it decides something").wake_origin
     };
     let of_activator = WakeOrigin { activator: "a".into(), client: None };
-    assert_eq!(decision("a", &[1]), Some(of_activator));
+    assert_eq!(decision("a", &[1]).as_deref(), Some(&of_activator));
     assert_eq!(decision("", &[10, 244, 1, 7]), None);
 }
 

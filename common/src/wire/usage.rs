@@ -165,7 +165,7 @@ pub struct ScaleDecision {
     /// Inputs of the decision; `None`: an older sender omits them.
     pub inputs: Option<ScaleDecisionInputs>,
     /// Request that woke the Revision, until one of its pods is ready; `None`: no wake, or an older sender.
-    pub wake_origin: Option<WakeOrigin>,
+    pub wake_origin: Option<Box<WakeOrigin>>,
 }
 
 /// Request that woke a Revision without pods, as far as the choice of the first pod's zone depends on it.

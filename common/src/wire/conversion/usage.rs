@@ -183,7 +183,7 @@ impl TryFrom<raw::Decision> for ScaleDecision {
             )?,
             reason: message.reason,
             inputs: message.inputs.map(ScaleDecisionInputs::from),
-            wake_origin: message.origin.and_then(parse_wake_origin),
+            wake_origin: message.origin.and_then(parse_wake_origin).map(Box::new),
         })
     }
 }
@@ -268,7 +268,7 @@ impl From<ScaleDecision> for raw::Decision {
             excess_burst_capacity: value.excess_burst_capacity,
             reason: value.reason,
             inputs: value.inputs.map(Into::into),
-            origin: value.wake_origin.map(Into::into),
+            origin: value.wake_origin.map(|origin| (*origin).into()),
         }
     }
 }

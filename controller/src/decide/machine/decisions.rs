@@ -84,7 +84,7 @@ impl ControllerStateMachine {
 
     /// Records the zone from which the Revision was asked for its first pod, before that pod is ordered, and returns it.
     fn record_wake_zone(&mut self, decision: &ScaleDecision) -> Option<SmolStr> {
-        let origin = decision.wake_origin.as_ref();
+        let origin = decision.wake_origin.as_deref();
         let zone = origin.and_then(|it| wake_zone::origin_zone(&self.cluster, it));
         let zone = zone.map(SmolStr::from);
         let zones = &mut self.cluster.scaling.wake_zones;

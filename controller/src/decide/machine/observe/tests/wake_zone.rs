@@ -67,7 +67,7 @@ fn woken_by(client: Option<[u8; 4]>) -> ControllerEvent {
     let client = client.map(IpAddr::from);
     ControllerEvent::DecisionReceived(ScaleDecision {
         activity: RevisionActivity::Activating,
-        wake_origin: Some(WakeOrigin { activator: "activator-1".into(), client }),
+        wake_origin: Some(Box::new(WakeOrigin { activator: "activator-1".into(), client })),
         ..decision("hello-00001", 1)
     })
 }
