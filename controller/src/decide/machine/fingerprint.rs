@@ -85,6 +85,8 @@ impl ControllerStateMachine {
                     name, state,
                 )));
             }
+            // No DomainMapping names authorities yet.
+            RouteKey::ClientCa(_) => return None,
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }

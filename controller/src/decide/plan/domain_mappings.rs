@@ -170,6 +170,8 @@ pub(super) fn mapped_domains(
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
         certificate: certificate(name, mapping),
+        client_auth: None,
+        hsts: None,
     };
     mappings.filter(in_force).map(domain).collect()
 }
