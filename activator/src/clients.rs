@@ -6,6 +6,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`client_info`], [`reconnect_jitter`] | pure: a connection as its requests know it; order of reconnects |
+//! | [`tls_client`] | pure: what a client has shown in its handshake |
 //! | [`request_line`] | pure: recognition of HTTP by its first line |
 //! | [`request_targets`] | pure: request targets that hyper refuses |
 //! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
@@ -24,3 +25,4 @@ pub mod reconnect_jitter;
 pub mod request_line;
 pub mod request_targets;
 pub mod socket;
+pub mod tls_client;

@@ -54,8 +54,7 @@ impl TlsSettings {
     ) -> Result<Vec<TlsCipher>, TlsFault> {
         let mut ciphers = Vec::new();
         for name in names {
-            let cipher = TlsCipher::from_name(name);
-            let cipher = cipher.ok_or_else(|| TlsFault::UnknownCipher(name.to_owned()))?;
+            let cipher = TlsCipher::parse(name)?;
             if ciphers.contains(&cipher) {
                 return Err(TlsFault::RepeatedCipher(name.to_owned()));
             }
@@ -142,6 +141,11 @@ impl TlsCipher {
     /// Returns the cipher of an IANA name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    /// Parses an IANA name.
+    pub fn parse(name: &str) -> Result<Self, TlsFault> {
+        Self::from_name(name).ok_or_else(|| TlsFault::UnknownCipher(name.to_owned()))
     }
 
     /// Returns true for a cipher of TLS 1.3; the others are of TLS 1.2.

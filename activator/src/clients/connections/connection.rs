@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ClientConnections, ClientUsage};
 use crate::{
     budget::{ClientBound, ClientNetwork, HYPER_BUFFER_BYTES, STREAM_OVERHEAD_BYTES},
+    clients::tls_client::TlsClient,
     clock::now_ns,
 };
 
@@ -27,6 +28,8 @@ pub struct ClientConnection {
     /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
     client_usage: OnceLock<Arc<ClientUsage>>,
     usage: Mutex<ConnectionUsage>,
+    /// Client of a handshake that asked for its certificate.
+    tls_client: OnceLock<Box<TlsClient>>,
     /// Bytes of responses that were not sent to its client yet.
     pub(super) response_bytes: AtomicUsize,
     /// Number of requests whose responses have not ended.
@@ -111,6 +114,7 @@ impl ClientConnection {
             connections,
             client_usage: OnceLock::new(),
             usage: Mutex::default(),
+            tls_client: OnceLock::new(),
             response_bytes: AtomicUsize::new(0),
             active_requests: AtomicUsize::new(0),
             idle_since_ns: AtomicU64::new(now_ns()),
@@ -136,6 +140,17 @@ impl ClientConnection {
         // Counted even if it is refused: the count ends when the connection is dropped.
         let _ = self.client_usage.set(client_usage);
         has_room
+    }
+
+    /// Registers what the client has shown in its handshake, once.
+    pub fn set_tls_client(&self, client: TlsClient) {
+        // A connection has one handshake.
+        let _ = self.tls_client.set(Box::new(client));
+    }
+
+    /// Client of a handshake that asked for its certificate; `None`: there was no such handshake.
+    pub fn tls_client(&self) -> Option<&TlsClient> {
+        self.tls_client.get().map(|it| &**it)
     }
 
     /// Adds received bytes of a body; one connection can hold at most `most` of them.

@@ -28,7 +28,15 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         hsts: None,
         tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
     };
-    PodRequestContext { sender, edge: &USUAL, host_rewrite, tags, protocol, random: || 7 }
+    PodRequestContext {
+        sender,
+        edge: &USUAL,
+        host_rewrite,
+        tags,
+        protocol,
+        client_certificate: None,
+        random: || 7,
+    }
 }
 
 fn rewritten_head(
