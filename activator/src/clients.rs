@@ -6,7 +6,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`client_info`], [`reconnect_jitter`] | pure: a connection as its requests know it; order of reconnects |
-//! | [`tls_client`] | pure: what a client has shown in its handshake |
+//! | [`client_auth_result`] | pure: result of a handshake that asked for the client's certificate |
 //! | [`request_line`] | pure: recognition of HTTP by its first line |
 //! | [`request_targets`] | pure: request targets that hyper refuses |
 //! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
@@ -16,6 +16,7 @@
 //! | [`socket`] | a client's socket, and detection of a client that is gone |
 
 pub mod bounded_tcp;
+pub mod client_auth_result;
 pub mod client_info;
 pub mod client_stream;
 pub mod connections;
@@ -25,4 +26,3 @@ pub mod reconnect_jitter;
 pub mod request_line;
 pub mod request_targets;
 pub mod socket;
-pub mod tls_client;

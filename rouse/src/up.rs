@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[derive(clap::Parser)]
-    struct TestCommand {
+    struct UpTestCommand {
         #[command(flatten)]
         up: NodeUpArgs,
     }
@@ -633,7 +633,8 @@ mod tests {
     #[test]
     fn policies_of_tls_are_checked_before_the_node_is_made() {
         let parse = |args: &[&str]| {
-            <TestCommand as clap::Parser>::try_parse_from([&["up"], args].concat()).map(|it| it.up)
+            <UpTestCommand as clap::Parser>::try_parse_from([&["up"], args].concat())
+                .map(|it| it.up)
         };
         for bad in [
             ["--tls-min-version", "1.1"],

@@ -138,8 +138,8 @@ impl PendingRequest {
             protocol: self.settings.protocol,
             client_certificate: self
                 .connection
-                .tls_client()
-                .and_then(|client| client.certificate.as_ref()),
+                .client_auth_result()
+                .and_then(|result| result.certificate.as_ref()),
             random: random_u64,
         };
         let service = &self.service;

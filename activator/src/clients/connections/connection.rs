@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ClientConnections, ClientUsage};
 use crate::{
     budget::{ClientBound, ClientNetwork, HYPER_BUFFER_BYTES, STREAM_OVERHEAD_BYTES},
-    clients::tls_client::TlsClient,
+    clients::client_auth_result::ClientAuthResult,
     clock::now_ns,
 };
 
@@ -28,8 +28,8 @@ pub struct ClientConnection {
     /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
     client_usage: OnceLock<Arc<ClientUsage>>,
     usage: Mutex<ConnectionUsage>,
-    /// Client of a handshake that asked for its certificate.
-    tls_client: OnceLock<Box<TlsClient>>,
+    /// Result of a handshake that asked for the client's certificate.
+    client_auth_result: OnceLock<Box<ClientAuthResult>>,
     /// Bytes of responses that were not sent to its client yet.
     pub(super) response_bytes: AtomicUsize,
     /// Number of requests whose responses have not ended.
@@ -114,7 +114,7 @@ impl ClientConnection {
             connections,
             client_usage: OnceLock::new(),
             usage: Mutex::default(),
-            tls_client: OnceLock::new(),
+            client_auth_result: OnceLock::new(),
             response_bytes: AtomicUsize::new(0),
             active_requests: AtomicUsize::new(0),
             idle_since_ns: AtomicU64::new(now_ns()),
@@ -142,15 +142,15 @@ impl ClientConnection {
         has_room
     }
 
-    /// Registers what the client has shown in its handshake, once.
-    pub fn set_tls_client(&self, client: TlsClient) {
+    /// Registers the result of a handshake that asked for the client's certificate.
+    pub fn set_client_auth_result(&self, result: ClientAuthResult) {
         // A connection has one handshake.
-        let _ = self.tls_client.set(Box::new(client));
+        let _ = self.client_auth_result.set(Box::new(result));
     }
 
-    /// Client of a handshake that asked for its certificate; `None`: there was no such handshake.
-    pub fn tls_client(&self) -> Option<&TlsClient> {
-        self.tls_client.get().map(|it| &**it)
+    /// Result of a handshake that asked for the client's certificate; `None`: there was no such handshake.
+    pub fn client_auth_result(&self) -> Option<&ClientAuthResult> {
+        self.client_auth_result.get().map(|it| &**it)
     }
 
     /// Adds received bytes of a body; one connection can hold at most `most` of them.

@@ -16,8 +16,8 @@ use super::{ClientConnectionServer, SHUTDOWN_PREFACE_TIMEOUT};
 use crate::{
     budget::TLS_BUFFER_BYTES,
     clients::{
-        bounded_tcp::BoundedTcp, client_stream::ClientStream, connections::ClientConnection,
-        socket::drain_bytes, tls_client::TlsClient,
+        bounded_tcp::BoundedTcp, client_auth_result::ClientAuthResult, client_stream::ClientStream,
+        connections::ClientConnection, socket::drain_bytes,
     },
     edge::client_certificate::describe_certificate,
     metrics::{HandshakeResult, TlsMetrics},
@@ -150,7 +150,7 @@ impl ClientConnectionServer {
         if let Some(client_auth) = rules.client_auth {
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let certificate = chain.first().map(|it| describe_certificate(it));
-            connection.set_tls_client(TlsClient { client_auth, certificate });
+            connection.set_client_auth_result(ClientAuthResult { client_auth, certificate });
         }
         Ok(ClientStream::from(stream))
     }

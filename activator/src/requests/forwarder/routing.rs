@@ -56,7 +56,7 @@ impl RequestForwarder {
             if !comes_by_https && service_match.redirects_to_https() {
                 return Ok(Routed::Respond(redirect_to_https(&head, &edge)?.into()));
             }
-            let shown = connection.tls_client().map(|it| &it.client_auth);
+            let shown = connection.client_auth_result().map(|it| &it.client_auth);
             check_client_auth(service_match.client_auth(), shown, client.is_tls)?;
         }
         let (service, tag) = self.select_tag(&service_match, &head);

@@ -64,7 +64,7 @@ impl ClientCaState {
     }
 }
 
-/// What the annotations of a DomainMapping ask of its clients.
+/// Demand of a DomainMapping's annotations for certificates of clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientAuthSpec {
     /// Name of the Secret with the authorities; `None`: there is no valid name.

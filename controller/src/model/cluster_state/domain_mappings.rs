@@ -17,7 +17,7 @@ pub struct DomainMappingState {
     pub tls_secret: Option<Box<str>>,
     /// Name of the Secret whose certificate the domain has: `tls_secret`, or the one before while that has a better one.
     pub served_secret: Option<Box<str>>,
-    /// What the annotations ask of clients; `None`: clients need no certificate.
+    /// Demand of the annotations for certificates of clients; `None`: clients need none.
     pub client_auth: Option<ClientAuthSpec>,
     /// Name of the Secret whose authorities the domain has: the named one, or the one before while the named one has
     /// none. `None`: there is neither.

@@ -178,6 +178,9 @@ fn values_that_ask_for_nothing_get_no_warning() {
         ("mesh-compatibility-mode", "Disabled"),
         ("rouse.dev.certificates", ""),
         ("rouse.dev.https-port", ""),
+        ("rouse.dev.hsts", ""),
+        ("rouse.dev.tls-min-version", "1.2"),
+        ("rouse.dev.tls-ciphers", ""),
     ];
     assert_eq!(
         map(&pairs),
