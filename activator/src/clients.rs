@@ -6,6 +6,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`client_info`], [`reconnect_jitter`] | pure: a connection as its requests know it; order of reconnects |
+//! | [`client_auth_result`] | pure: result of a handshake that asked for the client's certificate |
 //! | [`request_line`] | pure: recognition of HTTP by its first line |
 //! | [`request_targets`] | pure: request targets that hyper refuses |
 //! | [`http2_frames`] | pure: memory that a client's HTTP/2 frames make h2 hold |
@@ -15,6 +16,7 @@
 //! | [`socket`] | a client's socket, and detection of a client that is gone |
 
 pub mod bounded_tcp;
+pub mod client_auth_result;
 pub mod client_info;
 pub mod client_stream;
 pub mod connections;

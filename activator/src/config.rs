@@ -10,7 +10,7 @@ use std::{
 use clap::Parser;
 use common::{
     replicas,
-    wire::{self, EdgeSettings},
+    wire::{self, EdgeSettings, HstsPolicy, TlsCipher, TlsMinVersion, TlsSettings},
 };
 use ipnet::IpNet;
 
@@ -110,6 +110,31 @@ pub struct ActivatorConfig {
     /// Port of https in redirects; 443 is left out of them. `rouse.dev.https-port` in `config-network` goes before it.
     #[arg(long, env = "ROUSE_ACTIVATOR_HTTPS_PORT", default_value_t = DEFAULT_HTTPS_PORT)]
     pub https_port: NonZeroU16,
+
+    /// Lowest version of TLS that the gateway accepts, 1.2 or 1.3. The higher one counts of this and of
+    /// `rouse.dev.tls-min-version` in `config-network`.
+    #[arg(
+        long,
+        env = "ROUSE_ACTIVATOR_TLS_MIN_VERSION",
+        default_value = "1.2",
+        value_parser = TlsMinVersion::parse
+    )]
+    pub tls_min_version: TlsMinVersion,
+
+    /// Ciphers that the TLS gateway accepts, by their IANA names, joined by commas; none: all that it supports.
+    /// `rouse.dev.tls-ciphers` in `config-network` goes before it.
+    #[arg(
+        long,
+        env = "ROUSE_ACTIVATOR_TLS_CIPHERS",
+        value_delimiter = ',',
+        value_parser = TlsCipher::parse
+    )]
+    pub tls_ciphers: Vec<TlsCipher>,
+
+    /// Strict-Transport-Security of responses over TLS, where the pod sends none. `rouse.dev.hsts` in `config-network`
+    /// and on a DomainMapping goes before it; none: no such header.
+    #[arg(long, env = "ROUSE_ACTIVATOR_HSTS", value_parser = HstsPolicy::parse)]
+    pub hsts: Option<HstsPolicy>,
 
     /// Milliseconds for the handshake of a connection with TLS, 100 to 60000; beyond it, the connection is closed.
     #[arg(long, env = "ROUSE_ACTIVATOR_TLS_HANDSHAKE_MS", default_value_t = 10_000)]
@@ -349,6 +374,13 @@ impl ActivatorConfig {
             (None, Some(key)) => alone("--tls-key", key, "needs --tls-cert")?,
             (Some(_), Some(_)) | (None, None) => {}
         }
+        if self.tls_settings().check().is_err() {
+            return Err(ActivatorConfigError {
+                name: "--tls-ciphers",
+                value: self.tls_ciphers.iter().map(|it| it.name()).collect::<Vec<_>>().join(","),
+                rule: "must have a cipher of TLS 1.3, the only version of --tls-min-version",
+            });
+        }
         let value = self.tls_handshake_timeout_ms;
         if !(100..=60_000).contains(&value) {
             return Err(ActivatorConfigError {
@@ -405,8 +437,15 @@ impl ActivatorConfig {
             trusted_proxies,
             requires_proxy_protocol: self.proxy_protocol,
             https_port: Some(self.https_port),
+            hsts: self.hsts.clone(),
+            tls: self.tls_settings(),
             ..EdgeSettings::default()
         }
+    }
+
+    /// Versions and ciphers of the TLS gateway, as given on the command line.
+    fn tls_settings(&self) -> TlsSettings {
+        TlsSettings { min_version: self.tls_min_version, ciphers: self.tls_ciphers.clone() }
     }
 
     /// Bounds of clients, for a process that may open `files` files.
@@ -542,6 +581,7 @@ mod tests {
         for good in [
             &["--tls-cert", "a.crt", "--tls-key", "a.key", "--tls-folder", "b"][..],
             &["--tls-handshake-timeout-ms", "100"],
+            &["--tls-min-version", "1.3", "--tls-ciphers", "TLS_AES_128_GCM_SHA256"],
             &["--tls-handshake-timeout-ms", "60000"],
         ] {
             assert_eq!(refusal(good), Ok(()), "{good:?}");
@@ -552,6 +592,10 @@ mod tests {
             (
                 ["--tls-handshake-timeout-ms", "99"],
                 "setting --tls-handshake-timeout-ms is 99: must be 100 to 60000",
+            ),
+            (
+                ["--tls-min-version=1.3", "--tls-ciphers=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"],
+                "setting --tls-ciphers is TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256: must have a cipher of TLS 1.3, the only version of --tls-min-version",
             ),
             (
                 ["--tls-handshake-timeout-ms", "60001"],
@@ -568,6 +612,12 @@ mod tests {
         assert_eq!(parse(&["--https-port", "8443"]).expect("a port"), Some(8443));
         assert!(parse(&["--https-port", "0"]).is_err(), "no port");
         assert!(parse(&["--outside-tls-port", "0"]).is_err(), "no port");
+        assert!(parse(&["--tls-min-version", "1.1"]).is_err(), "no version");
+        assert!(parse(&["--tls-ciphers", "TLS_AES_128_GCM_SHA256,RC4"]).is_err(), "no cipher");
+        assert!(parse(&["--hsts", "includeSubDomains"]).is_err(), "no policy");
+        let config = ActivatorConfig::parse_from(["activator", "--hsts", "max-age=1; preload"]);
+        let hsts = config.edge_settings().hsts;
+        assert_eq!(hsts.as_ref().map(HstsPolicy::as_str), Some("max-age=1; preload"));
     }
 
     #[test]

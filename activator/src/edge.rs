@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`host`] | pure: host of a request, and the service that it means within the cluster |
 //! | [`headers`] | pure: changes of a head on its way to a pod and back |
+//! | [`client_certificate`] | pure: rules for certificates of clients, and the header for pods |
 //! | [`client_headers`], [`forwarded_header`] | pure: headers that describe the client; the header `Forwarded` |
 //! | [`platform_probe`] | pure: requests to the platform itself, and their responses |
 //! | [`proxy_protocol`] | pure: the header by which a proxy names its client |
 //! | [`websocket`] | pure: WebSocket handshakes of HTTP/2 |
 //! | [`policy`] | policy of operators for proxies and upgrades, as it is now |
 
+pub mod client_certificate;
 pub mod client_headers;
 pub mod forwarded_header;
 pub mod headers;

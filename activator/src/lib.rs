@@ -13,7 +13,7 @@
 //! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
-//! | [`tls`] | certificates of hosts at the gateway, and the choice of one for each handshake |
+//! | [`tls`] | certificates of hosts at the gateway, the choice of one for each handshake, and client CAs |
 //! | [`clients`] | client connections: their sockets, and the memory that they use |
 //! | [`slots`] | slots of Revisions with a hard limit, shared by the activators |
 //! | [`pods`] | pods, the connections to them, and the exchanges over these |
@@ -90,6 +90,7 @@ use crate::{
     slots::peers::Peers,
     tls::{
         certificate_files::{CertificateFileError, CertificateFiles, FileCertificate},
+        client_cas::ClientCas,
         host_certificates::HostCertificates,
     },
 };
@@ -161,10 +162,14 @@ impl ActivatorInstance {
             usage_reporter: Arc::clone(&usage_reporter),
             next_pod_id: AtomicU64::new(0),
         };
+        let edge_policy = EdgePolicy::new(config.edge_settings());
+        let certificates = HostCertificates::new(metrics.tls.clone());
+        certificates.set_tls(&edge_policy.current().tls);
         let forwarder = Arc::new(RequestForwarder {
             routes: Arc::new(RouteIndex::new(revision_context)),
-            edge_policy: EdgePolicy::new(config.edge_settings()),
-            certificates: Arc::new(HostCertificates::new(metrics.tls.clone())),
+            edge_policy,
+            certificates: Arc::new(certificates),
+            client_cas: ClientCas::default(),
             request_log: Arc::new(RequestLogger::new(metrics.request_log.clone())),
             metrics,
             tcp: Default::default(),

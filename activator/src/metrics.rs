@@ -126,6 +126,8 @@ pub enum HandshakeResult {
     Complete,
     /// No certificate is for the name, and there is no default one.
     NoCertificate,
+    /// The host asks for certificates of clients, and the authorities of these are not known.
+    NoClientCa,
     /// Client or activator refused it, because of an alert or an error of the protocol.
     Refused,
     /// It took too long.
@@ -138,9 +140,10 @@ pub enum HandshakeResult {
 
 impl HandshakeResult {
     /// All results, in the order of their declaration.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Complete,
         Self::NoCertificate,
+        Self::NoClientCa,
         Self::Refused,
         Self::Timeout,
         Self::PlainHttp,
@@ -151,6 +154,7 @@ impl HandshakeResult {
         match self {
             Self::Complete => "complete",
             Self::NoCertificate => "no_certificate",
+            Self::NoClientCa => "no_client_ca",
             Self::Refused => "refused",
             Self::Timeout => "timeout",
             Self::PlainHttp => "plain_http",

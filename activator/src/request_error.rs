@@ -23,6 +23,12 @@ pub enum ProxyRequestError {
     /// A NetworkPolicy denies the client access to the service's pods, so it may not wait for one either.
     #[error("a NetworkPolicy of the service lets no requests of {0} in")]
     ForbiddenByNetworkPolicy(std::net::IpAddr),
+    /// The connection was opened for a host with another rule for certificates of clients (RFC 9110, section 15.5.20).
+    #[error("this connection was opened for a host with another client policy")]
+    MisdirectedRequest,
+    /// The host requires a certificate of the client, which a proxy before the gateway cannot pass on.
+    #[error("this host requires a client certificate, on a TLS connection to the gateway itself")]
+    ClientCertificateRequired,
     /// The wait queue of the Revision is full.
     #[error("pending request queue full")]
     QueueFull,
@@ -71,7 +77,10 @@ impl ProxyRequestError {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::BodyIdleTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::ForbiddenByNetworkPolicy(_) => StatusCode::FORBIDDEN,
+            Self::ForbiddenByNetworkPolicy(_) | Self::ClientCertificateRequired => {
+                StatusCode::FORBIDDEN
+            }
+            Self::MisdirectedRequest => StatusCode::MISDIRECTED_REQUEST,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::RawTcpService(_) | Self::DialFailed { .. } | Self::ExchangeFailed { .. } => {
                 StatusCode::BAD_GATEWAY

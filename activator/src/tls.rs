@@ -1,6 +1,7 @@
-//! Shell: certificates of hosts at the gateway, and the choice of one for each handshake.
+//! Shell: certificates of hosts at the gateway, the choice of one for each handshake, and authorities of client
+//! certificates.
 //!
-//! A module belongs here if it holds certificates of hosts or chooses one. Connections and handshakes belong to higher
+//! A module belongs here if it holds certificates of hosts, chooses one, or holds authorities of client certificates. Connections and handshakes belong to higher
 //! layers. Mutual TLS between components is in `common`.
 //!
 //! | module | subject |
@@ -9,11 +10,13 @@
 //! | [`held_certificate`] | pure: certificate in force of one Secret or file, and its replacement |
 //! | [`watched_files`] | pure: certificate files as the last looks have found them |
 //! | [`server_config`] | TLS settings of one certificate |
+//! | [`client_cas`] | authorities of client certificates in force |
 //! | [`host_certificates`] | all certificates in force |
 //! | [`certificate_files`] | certificate files of the command line |
 
 pub mod certificate_choice;
 pub mod certificate_files;
+pub mod client_cas;
 pub mod held_certificate;
 pub mod host_certificates;
 pub mod server_config;

@@ -17,10 +17,16 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName, parse_x
 
 use crate::wire::{CertificateMaterial, PrivateKeyBytes};
 
+mod client_ca;
 mod names;
+mod subject;
 mod validity;
 
+pub use client_ca::{
+    ClientCaFault, MAX_CLIENT_CA_BYTES, MAX_CLIENT_CA_COUNT, load_client_ca, parse_client_ca,
+};
 pub use names::CertificateNames;
+pub use subject::format_subject;
 pub use validity::{CertificateValidity, ValidityState, may_replace};
 
 /// Maximum size of a chain, in bytes.

@@ -35,7 +35,9 @@ pub mod raw {
 }
 
 mod certificates;
+mod client_auth;
 mod conversion;
+mod hsts;
 mod pod_reports;
 mod route_table;
 mod scale_policy;
@@ -43,10 +45,13 @@ mod settings;
 mod slots;
 mod sources;
 mod standby;
+mod tls_settings;
 mod usage;
 
 pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
+pub use client_auth::{ClientAuth, ClientCaEntry, ClientCaMaterial};
 pub use conversion::WireError;
+pub use hsts::{HstsFault, HstsPolicy};
 pub use pod_reports::{PodObservation, PodReportItem};
 pub use route_table::{RouteChange, RouteItem, RouteKey, RouteTable, RouteView};
 pub use scale_policy::{ScaleMetric, ScalePolicy, ScalePolicyPool, WindowAggregation};
@@ -57,6 +62,7 @@ pub use settings::{
 pub use slots::{SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem, SlotsByPod};
 pub use sources::{AllowedSources, IpBlock};
 pub use standby::{StandbyOrder, StandbyReport};
+pub use tls_settings::{TlsCipher, TlsFault, TlsMinVersion, TlsSettings};
 pub use usage::{
     AutoscalerHeartbeat, RequestTotals, RevisionActivity, ScaleDecision, ScaleDecisionInputs,
     ScaleItem, UsageCoverage, UsageItem, UsageKey, UsageSample, WakeOrigin,
@@ -236,6 +242,10 @@ pub struct MappedDomain {
     pub redirects_to_https: bool,
     /// Secret whose certificate the host has; `None`: the certificate is chosen by its names.
     pub certificate: Option<NamespacedName>,
+    /// Rule for certificates of clients; `None`: clients are asked for none.
+    pub client_auth: Option<ClientAuth>,
+    /// `Strict-Transport-Security` of the host; `None`: that of [`EdgeSettings`].
+    pub hsts: Option<HstsPolicy>,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

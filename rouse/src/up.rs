@@ -13,7 +13,10 @@ use std::{
 use activator::tls::certificate_files::CertificateFiles;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use common::local_node::LocalNodeSpec;
+use common::{
+    local_node::LocalNodeSpec,
+    wire::{HstsPolicy, TlsCipher, TlsMinVersion, TlsSettings},
+};
 use ipnet::IpNet;
 use local::{
     cgroups::CgroupMounts,
@@ -69,6 +72,15 @@ pub(crate) struct NodeUpArgs {
     /// port. With --part, only the activator uses the --tls options
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8443")]
     tls_gateway: SocketAddr,
+    /// Lowest version of TLS that the gateway accepts, 1.2 or 1.3
+    #[arg(long, value_name = "VERSION", default_value = "1.2", value_parser = TlsMinVersion::parse)]
+    tls_min_version: TlsMinVersion,
+    /// Ciphers that the gateway accepts with TLS, by their IANA names; all that it supports if there are none
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',', value_parser = TlsCipher::parse)]
+    tls_ciphers: Vec<TlsCipher>,
+    /// Strict-Transport-Security of responses over TLS, where the pod sends none: "max-age=31536000; includeSubDomains"
+    #[arg(long, value_name = "POLICY", value_parser = HstsPolicy::parse)]
+    hsts: Option<HstsPolicy>,
     /// Run only this component; `rouse up` once for each makes a node whose components can be restarted one by one
     #[arg(long = "part", value_enum)]
     component: Option<NodeComponent>,
@@ -92,6 +104,13 @@ impl NodeUpArgs {
         };
         let folder = self.tls_folder.as_deref().map(absolute).transpose()?;
         Ok(CertificateFiles { pair, folder })
+    }
+
+    /// Checks that the versions of TLS have a cipher.
+    fn check_tls(&self) -> Result<()> {
+        let ciphers = self.tls_ciphers.clone();
+        let settings = TlsSettings { min_version: self.tls_min_version, ciphers };
+        settings.check().map_err(|fault| anyhow::anyhow!("--tls-ciphers has {fault}"))
     }
 }
 
@@ -272,6 +291,7 @@ impl HostHandles {
     }
 
     fn open_gateways(&mut self, args: &NodeUpArgs) -> Result<()> {
+        args.check_tls()?;
         self.certificate_files = args.certificate_files()?;
         // The activator reads them itself. Here, an error comes before the node is made.
         self.certificate_files.read()?;
@@ -404,6 +424,9 @@ impl RunningComponents {
             tls_key,
             tls_folder: folder,
             https_port,
+            tls_min_version: args.tls_min_version,
+            tls_ciphers: args.tls_ciphers.clone(),
+            hsts: args.hsts.clone(),
             trusted_proxies: args.trusted_proxies.clone(),
             proxy_protocol: args.proxy_protocol,
             admin: NodeComponent::Activator.admin_address(),
@@ -599,6 +622,34 @@ mod tests {
         remove_ready_file(Some(&folder)).unwrap();
         assert!(folder.exists());
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[derive(clap::Parser)]
+    struct UpTestCommand {
+        #[command(flatten)]
+        up: NodeUpArgs,
+    }
+
+    #[test]
+    fn policies_of_tls_are_checked_before_the_node_is_made() {
+        let parse = |args: &[&str]| {
+            <UpTestCommand as clap::Parser>::try_parse_from([&["up"], args].concat())
+                .map(|it| it.up)
+        };
+        for bad in [
+            ["--tls-min-version", "1.1"],
+            ["--tls-ciphers", "TLS_AES_128_GCM_SHA256,RC4"],
+            ["--hsts", "includeSubDomains"],
+        ] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+        let old = ["--tls-min-version=1.3", "--tls-ciphers=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"];
+        let error = parse(&old).unwrap().check_tls().unwrap_err();
+        let expected = "--tls-ciphers has no cipher of TLS 1.3, the only version that is accepted";
+        assert_eq!(error.to_string(), expected);
+        let good =
+            ["--tls-min-version=1.3", "--tls-ciphers=TLS_AES_128_GCM_SHA256", "--hsts=max-age=1"];
+        assert!(parse(&good).unwrap().check_tls().is_ok());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
-use common::fixtures::certificates::TestCertificate;
-use serde_json::Value;
+use common::fixtures::certificates::{TestAuthority, TestCertificate};
+use serde_json::{Value, json};
 use tests::http_client;
 use tests::installed_cluster::{
     HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest, set_config_map,
@@ -132,6 +132,71 @@ fn a_domain_is_served_with_the_certificate_of_its_secret() {
     for pair in [&first, &second, &third] {
         check_no_key_leaked(&rouse, pair);
     }
+}
+
+#[test]
+fn a_domain_that_requires_client_certificates_is_never_open() {
+    let rouse = RouseCluster::shared();
+    let namespace = rouse.namespace("tls-clients");
+    let host = format!("{}.example.org", namespace.name);
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = TlsFiles::new(folder.path(), &[&host]);
+    let clients = rouse.tls_clients(files.authority());
+    let domain = TlsDomain { rouse: &rouse, namespace: &namespace, host, clients };
+    let service = service_manifest("hello", "", HELLO_CONTAINER);
+    rouse.apply_until_ready(&namespace.name, &service);
+    domain.apply();
+    let pair = files.issue();
+    domain.apply_secret(&pair.chain_pem, &pair.key_pem);
+    domain.wait_served(&pair);
+    assert_eq!(domain.clients.curl(&domain.host, &[]), "200 2");
+
+    let args = ["annotate", "domainmapping", "--namespace", &namespace.name, &domain.host];
+    let annotated = [&args[..], &["rouse.dev/client-ca=partners"]].concat();
+    rouse.cluster.kubectl(&annotated).expect("admission accepts it");
+    let absent = "Secret \"partners\" of rouse.dev/client-ca does not exist.";
+    let closed = format!("{absent} The gateway accepts no client of the domain over TLS.");
+    domain.wait_condition(["False", "ClientCAFailed", &closed]);
+    // In TLS 1.2 a client learns of a refusal within the handshake.
+    let handshake = ["-servername", domain.host.as_str(), "-tls1_2"];
+    rouse.cluster.wait("alert 80 at a handshake", || {
+        domain.clients.s_client(&handshake).contains("alert number 80").then_some(())
+    });
+
+    let partners = TestAuthority::new();
+    let alice = partners.issue_client("alice");
+    let [certificate, key] =
+        ["alice.crt", "alice.key"].map(|it| folder.path().join(it).display().to_string());
+    std::fs::write(&certificate, &alice.chain_pem).expect("a file");
+    std::fs::write(&key, &alice.key_pem).expect("a file");
+    let shown = ["--cert", &certificate, "--key", &key];
+    apply_client_ca(&domain, &partners.certificate_pem());
+    let provided = "TLS certificate was provided externally";
+    domain.wait_condition(["True", "CertificateExternallyProvided", provided]);
+    let is_refused = || {
+        let output = domain.clients.s_client(&handshake);
+        output.contains("alert number") && !output.contains("alert number 80")
+    };
+    rouse.cluster.wait("the authorities at the gateway", || is_refused().then_some(()));
+    assert_eq!(domain.clients.curl(&domain.host, &shown), "200 2");
+
+    apply_client_ca(&domain, "no certificate");
+    let fault = "cannot be used: ca.crt holds no certificate in PEM.";
+    let kept = format!(
+        "Secret \"partners\" of rouse.dev/client-ca {fault} The client CA from before stays in force."
+    );
+    domain.wait_condition(["False", "ClientCAFailed", &kept]);
+    assert_eq!(domain.clients.curl(&domain.host, &shown), "200 2");
+    assert!(is_refused(), "a client without a certificate");
+}
+
+/// Applies the Secret with the authorities of the domain's clients.
+fn apply_client_ca(domain: &TlsDomain<'_>, authorities: &str) {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "partners"},
+        "stringData": {"ca.crt": authorities},
+    });
+    domain.rouse.apply(&domain.namespace.name, &secret.to_string()).expect("a Secret is taken");
 }
 
 /// Checks that a broken Secret leaves the certificate in force, also after a restart of all controllers.

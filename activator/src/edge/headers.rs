@@ -5,11 +5,12 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use common::wire::{AppProtocol, EdgeSettings, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
 
 use crate::{
     budget::REQUEST_OVERHEAD_BYTES,
     edge::{
+        client_certificate::write_client_certificate,
         client_headers::{ForwardedRequestSender, ensure_trace_context, write_client_headers},
         host,
         platform_probe::{K_KUBELET_PROBE, K_NETWORK_HASH, K_NETWORK_PROBE},
@@ -74,6 +75,8 @@ pub struct PodRequestContext<'a> {
     pub tags: Option<&'a TagRouting>,
     /// HTTP version that its pod speaks.
     pub protocol: AppProtocol,
+    /// Description of the certificate that the client has shown; `None`: it was asked for none, or has none.
+    pub client_certificate: Option<&'a HeaderValue>,
     /// Source of random numbers, uniform over u64, for the id of a new trace.
     pub random: fn() -> u64,
 }
@@ -108,6 +111,9 @@ pub fn rewrite_request_head(
     // After the platform's headers were removed: from here on these names have the activator's values only.
     write_tag_headers(&mut head.headers, tag, context.tags)?;
     write_client_headers(&mut head.headers, context.sender, context.edge);
+    if context.sender.traffic_origin == TrafficOrigin::External {
+        write_client_certificate(&mut head.headers, context.client_certificate);
+    }
     ensure_trace_context(&mut head.headers, context.random);
     rewrite_host(&mut head.headers, context.host_rewrite)?;
     match context.protocol {
@@ -128,6 +134,15 @@ pub fn https_location(head: &request::Parts, https_port: u16) -> Option<HeaderVa
     let path = path.map_or("/", PathAndQuery::as_str);
     let port = if https_port == HTTPS_PORT { String::new() } else { format!(":{https_port}") };
     HeaderValue::try_from(format!("https://{host}{port}{path}")).ok()
+}
+
+/// Adds `Strict-Transport-Security` to a response over TLS, unless the pod has sent one: browsers use the first only.
+pub fn add_hsts(headers: &mut HeaderMap, policy: &HstsPolicy) {
+    if !headers.contains_key(header::STRICT_TRANSPORT_SECURITY)
+        && let Ok(value) = HeaderValue::try_from(policy.as_str())
+    {
+        headers.insert(header::STRICT_TRANSPORT_SECURITY, value);
+    }
 }
 
 /// Changes a pod's head to the one for the client, whose HTTP version is `version`.

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use common::{
     link::RouteBatch,
-    wire::{EdgeSettings, RouteChange, RouteKey},
+    wire::{EdgeSettings, HstsPolicy, RouteChange, RouteKey, TlsSettings},
 };
 use tracing::info;
 
@@ -46,6 +46,8 @@ impl EdgePolicy {
             allows_underscores: self.startup.allows_underscores || settings.allows_underscores,
             certificates: [&*self.startup.certificates, &settings.certificates].concat(),
             https_port: settings.https_port.or(self.startup.https_port),
+            hsts: settings.hsts.or_else(|| self.startup.hsts.clone()),
+            tls: join_tls(&self.startup.tls, settings.tls),
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
@@ -56,6 +58,8 @@ impl EdgePolicy {
                 allows_underscores,
                 certificates,
                 https_port,
+                hsts,
+                tls,
             } = &next;
             info!(
                 ?trusted_proxies,
@@ -64,6 +68,8 @@ impl EdgePolicy {
                 underscores = allows_underscores,
                 ?certificates,
                 ?https_port,
+                hsts = hsts.as_ref().map(HstsPolicy::as_str),
+                ?tls,
                 "edge policy set"
             );
             *now = Arc::new(next);
@@ -71,11 +77,23 @@ impl EdgePolicy {
     }
 }
 
+/// Joins the settings of TLS of the command line and of the RouteTable: the higher version, and the ciphers of the table
+/// if it has any. If no cipher is left for the version, all are accepted.
+fn join_tls(startup: &TlsSettings, table: TlsSettings) -> TlsSettings {
+    let ciphers = if table.ciphers.is_empty() { startup.ciphers.clone() } else { table.ciphers };
+    let min_version = table.min_version.max(startup.min_version);
+    let mut joined = TlsSettings { min_version, ciphers };
+    if joined.check().is_err() {
+        joined.ciphers = Vec::new();
+    }
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU16;
 
-    use common::wire::{GlobalSettings, NamespacedName};
+    use common::wire::{GlobalSettings, NamespacedName, TlsCipher, TlsMinVersion};
 
     use super::*;
 
@@ -99,5 +117,35 @@ mod tests {
         assert_eq!(in_force(30_443).https_port, NonZeroU16::new(30_443));
         assert_eq!(in_force(0).https_port, NonZeroU16::new(8443), "0: the activator's own setting");
         assert_eq!(in_force(0).certificates, certificates);
+    }
+
+    #[test]
+    fn policies_of_tls_join_those_of_the_command_line() {
+        let [low, high] = [TlsMinVersion::Tls12, TlsMinVersion::Tls13];
+        let [old, new] = [TlsCipher::EcdheRsaAes128GcmSha256, TlsCipher::Aes128GcmSha256];
+        let tls = |min_version, ciphers: &[TlsCipher]| TlsSettings {
+            min_version,
+            ciphers: ciphers.to_vec(),
+        };
+        for (startup, table, joined) in [
+            (tls(low, &[]), tls(high, &[]), tls(high, &[])),
+            (tls(high, &[]), tls(low, &[]), tls(high, &[])),
+            (tls(low, &[old]), tls(low, &[]), tls(low, &[old])),
+            (tls(low, &[old]), tls(low, &[new]), tls(low, &[new])),
+            (tls(low, &[old]), tls(high, &[]), tls(high, &[])),
+            (tls(high, &[new]), tls(low, &[old, new]), tls(high, &[old, new])),
+        ] {
+            assert_eq!(join_tls(&startup, table), joined, "{startup:?}");
+        }
+        let hsts = |text| HstsPolicy::parse(text).ok();
+        let startup = EdgeSettings { hsts: hsts("max-age=1"), ..EdgeSettings::default() };
+        let policy = EdgePolicy::new(startup);
+        for (table, expected) in [(hsts("max-age=2"), "max-age=2"), (None, "max-age=1")] {
+            let edge = EdgeSettings { hsts: table, ..EdgeSettings::default() };
+            let settings = GlobalSettings { edge, ..GlobalSettings::default() };
+            let changes = [(RouteKey::Settings, RouteChange::Settings(settings))].into();
+            policy.apply_batch(&RouteBatch { changes, ..RouteBatch::default() });
+            assert_eq!(policy.current().hsts, hsts(expected));
+        }
     }
 }

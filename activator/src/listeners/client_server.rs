@@ -180,10 +180,13 @@ impl ClientConnectionServer {
         let stream = match transport {
             ClientTransport::Plain => ClientStream::from(stream),
             // Boxed, so that nothing of the handshake is left afterwards.
-            ClientTransport::Tls => match Box::pin(self.accept_tls(stream, client)).await {
-                Some(stream) => stream,
-                None => return Ok(()),
-            },
+            ClientTransport::Tls => {
+                let accepted = self.accept_tls(stream, client, &client_connection);
+                match Box::pin(accepted).await {
+                    Some(stream) => stream,
+                    None => return Ok(()),
+                }
+            }
         };
         let (address, port) = (client.ip().to_canonical(), client.port());
         let client = ClientInfo {

@@ -26,7 +26,7 @@ use crate::{
     },
     revisions::revision::ActivatorRevision,
     routes::{index::RouteIndex, service::RoutedService},
-    tls::host_certificates::HostCertificates,
+    tls::{client_cas::ClientCas, host_certificates::HostCertificates},
 };
 
 mod forwarding;
@@ -44,6 +44,8 @@ pub struct RequestForwarder {
     pub edge_policy: EdgePolicy,
     /// Certificates of hosts, for handshakes at the gateway.
     pub certificates: Arc<HostCertificates>,
+    /// Authorities of client certificates, for handshakes at the gateway.
+    pub client_cas: ClientCas,
     /// Log of finished requests.
     pub request_log: Arc<RequestLogger>,
     /// Counters and gauges of the activator.
@@ -79,8 +81,13 @@ impl RequestForwarder {
         self.edge_policy.apply_batch(&batch);
         self.request_log.apply_batch(&batch);
         // Before the routes: a host that is routed over TLS has its certificate.
+        self.certificates.set_tls(&self.edge_policy.current().tls);
         self.certificates.apply_batch(&batch);
-        self.routes.apply(batch)
+        let removed_cas = self.client_cas.apply_batch(&batch);
+        let ports_changed = self.routes.apply(batch);
+        // After the routes: a host that has just got other authorities is never without any.
+        self.client_cas.remove(&removed_cas);
+        ports_changed
     }
 
     /// Serves one request. It is routed at once, so that a request which waits takes little memory.
@@ -197,6 +204,8 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         | ProxyRequestError::UnknownRevision(_)
         | ProxyRequestError::RawTcpService(_)
         | ProxyRequestError::ForbiddenByNetworkPolicy(_)
+        | ProxyRequestError::MisdirectedRequest
+        | ProxyRequestError::ClientCertificateRequired
         | ProxyRequestError::QueueFull
         | ProxyRequestError::TooManyRequestBytes
         | ProxyRequestError::BodyIdleTimeout

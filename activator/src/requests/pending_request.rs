@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use common::wire::{AppProtocol, EdgeSettings, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
 use http::{Request, Response, Version, request};
 use hyper::upgrade::OnUpgrade;
 
@@ -58,6 +58,8 @@ pub(crate) struct PendingRequest {
     pub(crate) stage: RequestStage,
     pub(crate) entrypoint: Entrypoint,
     pub(crate) client: ClientInfo,
+    /// True if it has come by https from outside, at least as far as a trusted proxy.
+    pub(crate) is_https: bool,
     pub(crate) service_match: ServiceMatch,
     /// Service whose Revisions serve it.
     pub(crate) service: Arc<RoutedService>,
@@ -91,6 +93,13 @@ pub(crate) enum RequestStage {
 }
 
 impl PendingRequest {
+    /// `Strict-Transport-Security` for the response: that of the host, or else that of all hosts. `None`: there is
+    /// neither, or the request has not come by https from outside.
+    pub(crate) fn hsts<'a>(&'a self, edge: &'a EdgeSettings) -> Option<&'a HstsPolicy> {
+        let of_host = self.service_match.domain().and_then(|domain| domain.hsts.as_ref());
+        of_host.or(edge.hsts.as_ref()).filter(|_| self.is_https)
+    }
+
     /// Number of bytes that it is charged with while it waits.
     pub(crate) fn charged_bytes(&self) -> usize {
         match &self.stage {
@@ -127,6 +136,10 @@ impl PendingRequest {
                 .and_then(|domain| domain.host_rewrite.as_deref()),
             tags: self.tag.as_ref().or_else(|| self.service.tags()),
             protocol: self.settings.protocol,
+            client_certificate: self
+                .connection
+                .client_auth_result()
+                .and_then(|result| result.certificate.as_ref()),
             random: random_u64,
         };
         let service = &self.service;

@@ -12,7 +12,7 @@ use std::{
 
 use common::{
     link::RouteBatch,
-    wire::{ConnectionPath, NamespacedName, RouteChange, RouteKey},
+    wire::{ClientAuth, ConnectionPath, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
 
@@ -60,6 +60,15 @@ pub enum ActivatorListing {
     Removed,
 }
 
+/// Rules of a host for handshakes of TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HandshakeRules {
+    /// Secret whose certificate is presented; `None`: the certificate is chosen by names.
+    pub certificate: Option<NamespacedName>,
+    /// Rule for certificates of clients; `None`: clients are asked for none.
+    pub client_auth: Option<ClientAuth>,
+}
+
 impl RouteIndex {
     /// Creates empty indexes, by which nothing is routed.
     pub fn new(revision_context: RevisionContext) -> Self {
@@ -91,10 +100,16 @@ impl RouteIndex {
         Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
-    /// Certificate that the DomainMapping of this host names; the host is in lower case and without port. `None`: there
-    /// is no such mapping, or its certificate is chosen by names.
-    pub fn certificate_for_host(&self, host: &str) -> Option<NamespacedName> {
-        self.match_host(host)?.domain()?.certificate.clone()
+    /// Rules of the DomainMapping of this host for handshakes; the host is in lower case and without port. Without such
+    /// a mapping there are none.
+    pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
+        let found = self.match_host(host);
+        let domain = found.as_ref().and_then(ServiceMatch::domain);
+        let rules = domain.map(|it| HandshakeRules {
+            certificate: it.certificate.clone(),
+            client_auth: it.client_auth.clone(),
+        });
+        rules.unwrap_or_default()
     }
 
     /// Service with this name.
@@ -240,9 +255,13 @@ impl RouteIndex {
                 | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
                 | RouteChange::Certificate(_)
+                | RouteChange::ClientCa(_)
                 | RouteChange::Removed(RouteKey::Node(_))
                 | RouteChange::Removed(
-                    RouteKey::Replicas(_) | RouteKey::Settings | RouteKey::Certificate(_),
+                    RouteKey::Replicas(_)
+                    | RouteKey::Settings
+                    | RouteKey::Certificate(_)
+                    | RouteKey::ClientCa(_),
                 )
                 | RouteChange::Synced => {}
             }

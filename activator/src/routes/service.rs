@@ -3,7 +3,7 @@
 use std::{num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
-    AppProtocol, ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting,
+    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -44,13 +44,24 @@ impl ServiceMatch {
         self.service.domains().get(self.domain_index?)
     }
 
+    /// Rule of the host for certificates of clients; `None`: clients are asked for none.
+    pub fn client_auth(&self) -> Option<&ClientAuth> {
+        self.domain()?.client_auth.as_ref()
+    }
+
     /// Returns true if http from outside is redirected to https.
     pub fn redirects_to_https(&self) -> bool {
         match self.domain() {
-            Some(domain) => domain.redirects_to_https,
+            // Without TLS, no client can show the certificate that the host requires.
+            Some(domain) => domain.redirects_to_https || requires_client_certificate(domain),
             None => self.service.gateway_rules.as_ref().is_some_and(|it| it.redirects_to_https),
         }
     }
+}
+
+/// Returns true if the host serves no client without a certificate.
+fn requires_client_certificate(domain: &MappedDomain) -> bool {
+    domain.client_auth.as_ref().is_some_and(|it| !it.is_optional)
 }
 
 impl From<Arc<RoutedService>> for ServiceMatch {

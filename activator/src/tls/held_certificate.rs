@@ -6,7 +6,9 @@ use common::{
     certificates::{CertificateFacts, may_replace},
     wire::CertificateMaterial,
 };
-use rustls::ServerConfig;
+use rustls::{ServerConfig, sign::CertifiedKey};
+
+use super::server_config::HandshakeProtocols;
 
 /// Certificate that handshakes can present.
 pub struct UsableCertificate {
@@ -14,7 +16,11 @@ pub struct UsableCertificate {
     pub material: Arc<CertificateMaterial>,
     /// Names and validity of the certificate.
     pub facts: CertificateFacts,
-    /// Settings of handshakes that present the certificate.
+    /// Chain and key, as handshakes use them.
+    pub key: Arc<CertifiedKey>,
+    /// Versions and ciphers of handshakes.
+    pub protocols: HandshakeProtocols,
+    /// Settings of handshakes that present the certificate, and ask clients for none.
     pub config: Arc<ServerConfig>,
 }
 
@@ -50,6 +56,18 @@ impl HeldCertificate {
     /// Returns the certificate that was received last.
     pub fn newest(&self) -> &Arc<UsableCertificate> {
         self.waiting.as_ref().unwrap_or(&self.in_force)
+    }
+
+    /// Replaces each certificate by what `replacement` returns for it; `None`: it stays.
+    pub fn replace_each(
+        &mut self,
+        mut replacement: impl FnMut(&UsableCertificate) -> Option<Arc<UsableCertificate>>,
+    ) {
+        for held in std::iter::once(&mut self.in_force).chain(self.waiting.as_mut()) {
+            if let Some(next) = replacement(held) {
+                *held = next;
+            }
+        }
     }
 
     /// Takes a newer certificate. Returns true if it is in force, and false if it waits.

@@ -11,7 +11,7 @@ use std::{
 use common::{
     certificates::{CertificateFault, LoadedCertificate, load},
     link::RouteBatch,
-    wire::{CertificateMaterial, NamespacedName, RouteChange, RouteKey},
+    wire::{CertificateMaterial, NamespacedName, RouteChange, RouteKey, TlsSettings},
 };
 use k8s_openapi::jiff::Timestamp;
 use rustls::ServerConfig;
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::{
     certificate_choice::{SharedCertificate, choose_shared},
     held_certificate::{HeldCertificate, UsableCertificate},
-    server_config::server_config,
+    server_config::{HandshakeProtocols, server_config},
     watched_files::FileCertificate,
 };
 use crate::metrics::TlsMetrics;
@@ -42,7 +42,10 @@ struct HeldCertificates {
     /// Secrets of the installation, which serve all hosts. They may be without a certificate.
     shared_secrets: Vec<NamespacedName>,
     /// Certificates in force that serve all hosts: of these Secrets, then of the files.
-    shared: Vec<SharedCertificate<Arc<ServerConfig>>>,
+    shared: Vec<SharedCertificate<Arc<UsableCertificate>>>,
+    /// Settings of operators for versions and ciphers, and what follows from them.
+    tls: TlsSettings,
+    protocols: HandshakeProtocols,
     /// Next time, in seconds since 1970, at which a certificate that waits may come in force.
     next_promotion_s: Option<i64>,
 }
@@ -65,18 +68,39 @@ impl HostCertificates {
         Self { held: RwLock::default(), metrics }
     }
 
-    /// Chooses the settings of a handshake. `None`: no certificate is for the client, which gets the alert
+    /// Chooses the certificate of a handshake. `None`: no certificate is for the client, which gets the alert
     /// `unrecognized_name` (112).
     ///
     /// `own` is the Secret of the mapping of `host`, and goes first if it is in force. Otherwise certificates that
     /// serve all hosts are chosen by [`choose_shared`]. `host` is what the client asks for, in lower case and without
     /// final dot.
+    pub fn choose_certificate(
+        &self,
+        own: Option<&NamespacedName>,
+        host: Option<&str>,
+    ) -> Option<Arc<UsableCertificate>> {
+        self.choose_at(own, host, unix_seconds())
+    }
+
+    /// Chooses the settings of a handshake that asks clients for no certificate, as
+    /// [`choose_certificate`](Self::choose_certificate) does.
     pub fn choose(
         &self,
         own: Option<&NamespacedName>,
         host: Option<&str>,
     ) -> Option<Arc<ServerConfig>> {
-        self.choose_at(own, host, unix_seconds())
+        self.choose_certificate(own, host).map(|it| Arc::clone(&it.config))
+    }
+
+    /// Sets the versions and ciphers of handshakes that begin from now on. Equal settings change nothing.
+    pub fn set_tls(&self, settings: &TlsSettings) {
+        if self.read().tls == *settings {
+            return;
+        }
+        let mut held = self.write();
+        held.tls.clone_from(settings);
+        held.protocols = HandshakeProtocols::new(settings);
+        held.refresh(unix_seconds(), &self.metrics);
     }
 
     /// Applies the certificates and settings of a batch of the RouteTable. A batch without either costs next to
@@ -110,13 +134,13 @@ impl HostCertificates {
         own: Option<&NamespacedName>,
         host: Option<&str>,
         now_s: i64,
-    ) -> Option<Arc<ServerConfig>> {
+    ) -> Option<Arc<UsableCertificate>> {
         if self.read().is_promotion_due(now_s) {
             self.promote_waiting(now_s);
         }
         let held = self.read();
         match own.and_then(|name| held.by_secret.get(name)) {
-            Some(own) => Some(Arc::clone(&own.in_force().config)),
+            Some(own) => Some(Arc::clone(own.in_force())),
             None => choose_shared(&held.shared, host).cloned(),
         }
     }
@@ -153,8 +177,11 @@ impl HostCertificates {
 
     fn set_files_at(&self, files: Vec<FileCertificate>, now_s: i64) {
         let load = |FileCertificate { path, material }| {
-            let held = self.read().file(&path).cloned();
-            let loaded = load_if_new(held.as_ref(), Arc::new(material));
+            let (held, protocols) = {
+                let held = self.read();
+                (held.file(&path).cloned(), held.protocols.clone())
+            };
+            let loaded = load_if_new(held.as_ref(), Arc::new(material), protocols);
             (path, loaded)
         };
         let files = files.into_iter().map(load).collect();
@@ -172,8 +199,11 @@ impl HostCertificates {
             let RouteChange::Certificate(entry) = change else { return None };
             // Without material, the controller does not know the certificate yet, and the one before stays.
             let material = Arc::clone(entry.material.as_ref()?);
-            let held = self.read().by_secret.get(name).cloned();
-            let loaded = load_if_new(held.as_ref(), material)?;
+            let (held, protocols) = {
+                let held = self.read();
+                (held.by_secret.get(name).cloned(), held.protocols.clone())
+            };
+            let loaded = load_if_new(held.as_ref(), material, protocols)?;
             Some((name.clone(), loaded))
         };
         changes.iter().filter_map(load_entry).collect()
@@ -204,6 +234,24 @@ impl HostCertificates {
 
     fn write(&self) -> RwLockWriteGuard<'_, HeldCertificates> {
         self.held.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UsableCertificate {
+    /// Makes the settings of handshakes for a certificate that was loaded. Errors: as for [`server_config`].
+    pub fn new(
+        material: Arc<CertificateMaterial>,
+        LoadedCertificate { key, facts }: LoadedCertificate,
+        protocols: HandshakeProtocols,
+    ) -> Result<Self, rustls::Error> {
+        let config = server_config(Arc::clone(&key), &protocols)?;
+        Ok(Self { material, facts, key, protocols, config })
+    }
+
+    /// Makes new settings of handshakes, with other versions and ciphers. Errors: as for [`server_config`].
+    pub fn with_protocols(&self, protocols: HandshakeProtocols) -> Result<Self, rustls::Error> {
+        let loaded = LoadedCertificate { key: Arc::clone(&self.key), facts: self.facts.clone() };
+        Self::new(Arc::clone(&self.material), loaded, protocols)
     }
 }
 
@@ -266,8 +314,28 @@ impl HeldCertificates {
         }
     }
 
+    /// Makes the settings of certificates again whose versions and ciphers are not the present ones. Those that were
+    /// loaded while these changed are among them.
+    fn update_protocols(&mut self) {
+        let protocols = &self.protocols;
+        let replacement = |it: &UsableCertificate| {
+            if it.protocols.is_same(protocols) {
+                return None;
+            }
+            let next = it.with_protocols(protocols.clone());
+            // Only random bytes can be missing: the settings have a cipher for their versions.
+            let next = next.inspect_err(|fault| warn!(%fault, "settings of TLS cannot be applied"));
+            next.ok().map(Arc::new)
+        };
+        let held = self.by_secret.values_mut();
+        for held in held.chain(self.files.iter_mut().map(|(_, it)| it)) {
+            held.replace_each(replacement);
+        }
+    }
+
     /// Computes what follows from the certificates in force.
     fn refresh(&mut self, now_s: i64, metrics: &TlsMetrics) {
+        self.update_protocols();
         let secrets = self.shared_secrets.iter().filter_map(|name| self.by_secret.get(name));
         let files = self.files.iter().map(|(_, it)| it);
         self.shared = secrets.chain(files).map(shared_certificate).collect();
@@ -278,9 +346,9 @@ impl HeldCertificates {
     }
 }
 
-fn shared_certificate(held: &HeldCertificate) -> SharedCertificate<Arc<ServerConfig>> {
+fn shared_certificate(held: &HeldCertificate) -> SharedCertificate<Arc<UsableCertificate>> {
     let in_force = held.in_force();
-    SharedCertificate { names: in_force.facts.names.clone(), value: Arc::clone(&in_force.config) }
+    SharedCertificate { names: in_force.facts.names.clone(), value: Arc::clone(in_force) }
 }
 
 /// Changes of certificates in a batch, by the names of their Secrets.
@@ -298,14 +366,15 @@ fn certificate_changes(batch: &RouteBatch) -> Vec<(&NamespacedName, &RouteChange
 fn load_if_new(
     held: Option<&HeldCertificate>,
     material: Arc<CertificateMaterial>,
+    protocols: HandshakeProtocols,
 ) -> Option<LoadResult> {
     let is_new = held.is_none_or(|it| it.newest().material != material);
-    is_new.then(|| load_usable(material))
+    is_new.then(|| load_usable(material, protocols))
 }
 
-fn load_usable(material: Arc<CertificateMaterial>) -> LoadResult {
-    let LoadedCertificate { key, facts } = load(&material)?;
-    Ok(Arc::new(UsableCertificate { material, facts, config: server_config(key)? }))
+fn load_usable(material: Arc<CertificateMaterial>, protocols: HandshakeProtocols) -> LoadResult {
+    let loaded = load(&material)?;
+    Ok(Arc::new(UsableCertificate::new(material, loaded, protocols)?))
 }
 
 /// Offers a loaded certificate to the Secret or file `name`, and returns the certificate that this has then.

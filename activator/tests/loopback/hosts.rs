@@ -33,6 +33,8 @@ fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
         host_rewrite: rewrite.map(Into::into),
         redirects_to_https: false,
         certificate: None,
+        client_auth: None,
+        hsts: None,
     }
 }
 

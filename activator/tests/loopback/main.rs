@@ -33,4 +33,5 @@ mod tcp_streams;
 mod tls;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;
+mod tls_policies;
 mod websockets;

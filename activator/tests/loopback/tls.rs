@@ -131,6 +131,8 @@ fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
         host_rewrite: None,
         redirects_to_https: false,
         certificate: certificate.cloned(),
+        client_auth: None,
+        hsts: None,
     }
 }
 

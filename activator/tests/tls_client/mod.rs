@@ -4,13 +4,14 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use common::{fixtures::certificates::TestCertificate, wire::NamespacedName};
+use common::{certificates, fixtures::certificates::TestCertificate, wire::NamespacedName};
 use rustls::{
     ALL_VERSIONS, AlertDescription, ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
     SupportedProtocolVersion,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
+    sign::SingleCertAndKey,
 };
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt as _},
@@ -44,6 +45,18 @@ pub fn versioned_config(
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     config.alpn_protocols = alpn.iter().map(|it| it.as_bytes().to_vec()).collect();
+    config
+}
+
+/// Settings of a client that shows this certificate if it is asked for one.
+pub fn client_auth_config(
+    versions: &[&'static SupportedProtocolVersion],
+    alpn: &[&str],
+    issued: &TestCertificate,
+) -> ClientConfig {
+    let key = certificates::load(&issued.material()).unwrap().key;
+    let mut config = versioned_config(versions, alpn);
+    config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(key));
     config
 }
 

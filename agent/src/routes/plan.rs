@@ -264,8 +264,12 @@ impl RoutePlanner {
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
             | RouteChange::Certificate(_)
+            | RouteChange::ClientCa(_)
             | RouteChange::Removed(
-                RouteKey::Replicas(_) | RouteKey::Settings | RouteKey::Certificate(_),
+                RouteKey::Replicas(_)
+                | RouteKey::Settings
+                | RouteKey::Certificate(_)
+                | RouteKey::ClientCa(_),
             )
             | RouteChange::Synced => {}
         }

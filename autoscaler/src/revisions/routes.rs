@@ -51,7 +51,8 @@ impl ScaledRevisions {
                 | RouteKey::Node(_)
                 | RouteKey::Replicas(_)
                 | RouteKey::Settings
-                | RouteKey::Certificate(_) => {}
+                | RouteKey::Certificate(_)
+                | RouteKey::ClientCa(_) => {}
             }
         }
         updates

@@ -6,6 +6,7 @@
 use super::*;
 
 mod certificates;
+mod client_auth;
 mod pod_reports;
 mod pods;
 mod routes;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ActivatorEntry, CertificateEntry, GlobalSettings, NamespacedName, NodeEntry, PodEntry,
-    RevisionEntry, ScalePolicyPool, ServerComponent, ServerReplicas, ServiceEntry,
+    ActivatorEntry, CertificateEntry, ClientCaEntry, GlobalSettings, NamespacedName, NodeEntry,
+    PodEntry, RevisionEntry, ScalePolicyPool, ServerComponent, ServerReplicas, ServiceEntry,
 };
 
 /// Everything that the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
@@ -26,6 +26,8 @@ pub struct RouteTable {
     pub settings: GlobalSettings,
     /// Certificates of hosts, by namespace and name of their Secrets; only at activators.
     pub certificates: BTreeMap<NamespacedName, CertificateEntry>,
+    /// Authorities of client certificates, by namespace and name of their Secrets; only at activators.
+    pub client_cas: BTreeMap<NamespacedName, ClientCaEntry>,
 }
 
 /// One item of a RouteTable stream.
@@ -56,6 +58,8 @@ pub enum RouteChange {
     Settings(GlobalSettings),
     /// Certificate of hosts under the name of its Secret. Only sent to activators.
     Certificate(CertificateEntry),
+    /// Authorities of client certificates under the name of their Secret. Only sent to activators.
+    ClientCa(ClientCaEntry),
     /// Removal of the subject.
     Removed(RouteKey),
     /// End of a batch: the stream has sent everything up to this version.
@@ -81,6 +85,8 @@ pub enum RouteKey {
     Settings,
     /// Certificate of hosts, by namespace and name of its Secret.
     Certificate(NamespacedName),
+    /// Authorities of client certificates, by namespace and name of their Secret.
+    ClientCa(NamespacedName),
 }
 
 impl RouteChange {
@@ -95,6 +101,7 @@ impl RouteChange {
             Self::Replicas(it) => Some(RouteKey::Replicas(it.component)),
             Self::Settings(_) => Some(RouteKey::Settings),
             Self::Certificate(it) => Some(RouteKey::Certificate(it.name.clone())),
+            Self::ClientCa(it) => Some(RouteKey::ClientCa(it.name.clone())),
             Self::Removed(key) => Some(key.clone()),
             Self::Synced => None,
         }
@@ -112,9 +119,11 @@ impl RouteTable {
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
         let settings = self.settings.if_not_default().map(RouteChange::Settings);
         let certificates = self.certificates.values().cloned().map(RouteChange::Certificate);
+        let client_cas = self.client_cas.values().cloned().map(RouteChange::ClientCa);
         // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
         let first = settings.into_iter().chain(replicas).chain(nodes).chain(activators);
-        first.chain(certificates).chain(revisions).chain(pods).chain(services)
+        let first = first.chain(certificates).chain(client_cas);
+        first.chain(revisions).chain(pods).chain(services)
     }
 
     /// Returns the changes that turn `self` into `next`: states first, then removals.
@@ -130,6 +139,9 @@ impl RouteTable {
         });
         for_each_changed(&self.certificates, &next.certificates, |v| {
             out.push(RouteChange::Certificate(v))
+        });
+        for_each_changed(&self.client_cas, &next.client_cas, |v| {
+            out.push(RouteChange::ClientCa(v))
         });
         for_each_changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
         for_each_changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
@@ -150,8 +162,9 @@ impl RouteTable {
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
         let settings = self.settings.if_not_default().map(|_| RouteKey::Settings);
         let certificates = self.certificates.keys().cloned().map(RouteKey::Certificate);
+        let client_cas = self.client_cas.keys().cloned().map(RouteKey::ClientCa);
         let all = services.chain(revisions).chain(pods).chain(activators).chain(nodes);
-        all.chain(replicas).chain(settings).chain(certificates).collect()
+        all.chain(replicas).chain(settings).chain(certificates).chain(client_cas).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -164,6 +177,7 @@ impl RouteTable {
             RouteKey::Replicas(component) => self.replicas.contains_key(component),
             RouteKey::Settings => self.settings.if_not_default().is_some(),
             RouteKey::Certificate(name) => self.certificates.contains_key(name),
+            RouteKey::ClientCa(name) => self.client_cas.contains_key(name),
         }
     }
 
@@ -179,6 +193,7 @@ impl RouteTable {
             RouteChange::Replicas(it) => drop(self.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => self.settings = it,
             RouteChange::Certificate(it) => drop(self.certificates.insert(it.name.clone(), it)),
+            RouteChange::ClientCa(it) => drop(self.client_cas.insert(it.name.clone(), it)),
             RouteChange::Removed(_) => self.remove(&key),
             RouteChange::Synced => {}
         }
@@ -195,6 +210,7 @@ impl RouteTable {
             RouteKey::Replicas(component) => drop(self.replicas.remove(component)),
             RouteKey::Settings => self.settings = GlobalSettings::default(),
             RouteKey::Certificate(name) => drop(self.certificates.remove(name)),
+            RouteKey::ClientCa(name) => drop(self.client_cas.remove(name)),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, num::NonZeroU16};
 
 use ipnet::IpNet;
 
-use super::NamespacedName;
+use super::{HstsPolicy, NamespacedName, TlsSettings};
 use crate::request_log::LogTemplate;
 
 /// Settings of operators for all services at once. The table omits them while all have their defaults.
@@ -87,6 +87,10 @@ pub struct EdgeSettings {
     pub certificates: Vec<NamespacedName>,
     /// Port of https in redirects; `None`: the activator's own setting.
     pub https_port: Option<NonZeroU16>,
+    /// `Strict-Transport-Security` of all hosts without one of their own; `None`: none is sent.
+    pub hsts: Option<HstsPolicy>,
+    /// Versions and ciphers of TLS with clients.
+    pub tls: TlsSettings,
 }
 
 impl EdgeSettings {

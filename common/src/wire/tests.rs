@@ -2,8 +2,13 @@ use super::*;
 use crate::request_log::LogTemplate;
 
 mod certificates;
+mod client_auth;
 mod scaled_services;
 mod standby;
+
+fn hsts() -> HstsPolicy {
+    HstsPolicy::parse("max-age=31536000; includeSubDomains").expect("a good policy")
+}
 
 fn name(text: &str) -> NamespacedName {
     text.parse().expect("a valid name")
@@ -187,6 +192,8 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             host: "a.example".into(),
             redirects_to_https: true,
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),
+            client_auth: None,
+            hsts: host_rewrite.is_some().then(hsts),
             host_rewrite,
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
@@ -235,6 +242,11 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
         allows_underscores: true,
         certificates: vec![name("rouse-system/wildcard"), name("rouse-system/shop.tls")],
         https_port: NonZeroU16::new(8443),
+        hsts: Some(hsts()),
+        tls: TlsSettings {
+            min_version: TlsMinVersion::Tls13,
+            ciphers: vec![TlsCipher::Aes128GcmSha256, TlsCipher::EcdheRsaAes128GcmSha256],
+        },
     };
     let settings = GlobalSettings {
         request_log: Some(RequestLogSettings { template, logs_probes: true }),

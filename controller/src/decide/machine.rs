@@ -26,6 +26,7 @@ mod allocate;
 mod apply_plan;
 mod blocking_causes;
 mod certificates;
+mod client_cas;
 mod decisions;
 mod deployments;
 mod digests;
@@ -51,6 +52,7 @@ mod zones;
 
 use blocking_causes::{BlockedObject, BlockedPart, BlockingCause};
 use certificates::UnnamedCertificate;
+use client_cas::UnnamedClientCa;
 use deployments::DeploymentFacts;
 pub use digests::{DigestRequest, DigestResolution, PullAccount};
 use events::ControllerEvent as Event;
@@ -115,6 +117,8 @@ pub struct ControllerStateMachine {
     stop_checks: stop_checks::StopChecks,
     /// Certificates of Secrets that were named a short time ago, and are no longer.
     unnamed_certificates: BTreeMap<NamespacedName, UnnamedCertificate>,
+    /// Authorities of Secrets that were named a short time ago, and are no longer.
+    unnamed_client_cas: BTreeMap<NamespacedName, UnnamedClientCa>,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -148,6 +152,7 @@ impl ControllerStateMachine {
             needs_workload_watch: false,
             stop_checks: stop_checks::StopChecks::default(),
             unnamed_certificates: BTreeMap::new(),
+            unnamed_client_cas: BTreeMap::new(),
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),
@@ -166,6 +171,7 @@ impl ControllerStateMachine {
         self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
         self.set_first_named_secrets(now);
+        self.set_first_named_client_cas(now);
         // Owners of names first: a plan depends on the names that the app owns.
         self.reconcile_claimants(now);
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
@@ -258,6 +264,7 @@ impl ControllerStateMachine {
                 self.handle_missing_children(app, owner_resource, &owner, error, now)
             }
             Event::SecretRead { name, read } => self.handle_secret_read(&name, read, now),
+            Event::ClientCaRead { name, read } => self.handle_client_ca_read(&name, read, now),
             Event::InitialListSynced => self.handle_initial_list(now),
             Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
             Event::Tick => self.handle_tick(now),

@@ -14,6 +14,7 @@ use crate::model::cluster_state::{
 };
 
 pub mod certificates;
+pub mod client_cas;
 mod conditions;
 pub mod domain_mappings;
 mod drain;

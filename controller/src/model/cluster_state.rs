@@ -27,6 +27,7 @@ use crate::model::{
 mod activator_slices;
 mod app;
 mod certificates;
+mod client_cas;
 pub mod conditions;
 mod domain_mappings;
 pub mod name_registry;
@@ -49,6 +50,7 @@ pub use app::{
 pub use certificates::{
     CertificateInForce, CertificateState, ObservedCertificates, SecretRead, SecretReadState,
 };
+pub use client_cas::{ClientAuthSpec, ClientCaRead, ClientCaState, ObservedClientCas};
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
@@ -99,6 +101,8 @@ pub struct ClusterState {
     pub domains: ObservedDomains,
     /// Certificates of the Secrets that DomainMappings and `config-network` name.
     pub certificates: ObservedCertificates,
+    /// Authorities of client certificates of the Secrets that DomainMappings name.
+    pub client_cas: ObservedClientCas,
     /// Nodes, as far as decisions depend on them.
     pub nodes: ObservedNodes,
     /// Ingress policies, which decide the clients whose requests may wait.
@@ -241,6 +245,7 @@ impl Default for ClusterState {
             activators: ObservedActivators::default(),
             domains: ObservedDomains::default(),
             certificates: ObservedCertificates::default(),
+            client_cas: ObservedClientCas::default(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),
             terminating_namespaces: BTreeSet::new(),

@@ -4,17 +4,21 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::{service_routing::TopologyHints, wire::NamespacedName};
+use common::{
+    service_routing::TopologyHints,
+    wire::{HstsPolicy, NamespacedName},
+};
 use serde_json::Value;
 use smol_str::SmolStr;
 
 use crate::{
     model::{
         cluster_state::{
-            AppRevision, CompactStringMap, ConditionReason, ConditionSet, ConditionStatus,
-            ConditionType, ConfigurationState, DomainClaimState, DomainMappingState, HintedPod,
-            ObjectMetaSummary, ObjectOwner, PlaceholderState, PlatformKind, RevisionScaling,
-            RouteState, ServiceManifest, ServiceState, StandbyStop, Uid, conditions,
+            AppRevision, ClientAuthSpec, CompactStringMap, ConditionReason, ConditionSet,
+            ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
+            DomainMappingState, HintedPod, ObjectMetaSummary, ObjectOwner, PlaceholderState,
+            PlatformKind, RevisionScaling, RouteState, ServiceManifest, ServiceState, StandbyStop,
+            Uid, conditions,
         },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION},
@@ -289,6 +293,12 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
         target: NamespacedName::new(namespace.unwrap_or(&name.namespace), text("name")),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         served_secret: None,
+        client_auth: ClientAuthSpec::from_annotations(
+            annotation(object, key::CLIENT_CA),
+            annotation(object, key::CLIENT_AUTH),
+        ),
+        served_client_ca: None,
+        hsts: annotation(object, key::HSTS).and_then(|it| HstsPolicy::parse(it).ok()),
         http_protocol: http.map(Into::into),
         conditions: ConditionSet::default(),
         is_terminating: is_terminating(object),

@@ -84,6 +84,8 @@ pub struct ControllerRuntime {
     needs_workload_watch: watch::Sender<bool>,
     /// Secrets that mappings and settings name.
     named_secrets: watch::Sender<BTreeSet<NamespacedName>>,
+    /// Secrets that mappings name for authorities of client certificates.
+    named_client_cas: watch::Sender<BTreeSet<NamespacedName>>,
     objects_changed: Notify,
     timer_changed: Notify,
     /// Start of this process, by the monotonic clock and in ms since 1970.
@@ -112,6 +114,7 @@ impl ControllerRuntime {
             incomplete_owners: Mutex::default(),
             needs_workload_watch: watch::Sender::new(false),
             named_secrets: watch::Sender::new(BTreeSet::new()),
+            named_client_cas: watch::Sender::new(BTreeSet::new()),
             objects_changed: Notify::new(),
             timer_changed: Notify::new(),
             started_at: (Instant::now(), unix_ms),
@@ -235,11 +238,20 @@ impl ControllerRuntime {
         self.named_secrets.subscribe()
     }
 
+    /// Returns a receiver of the Secrets that mappings name for authorities of client certificates, as
+    /// [`named_secrets`](Self::named_secrets) does for certificates.
+    pub fn named_client_cas(&self) -> watch::Receiver<BTreeSet<NamespacedName>> {
+        self.named_client_cas.subscribe()
+    }
+
     /// Sends the named Secrets to their reader, and their numbers to the metrics, if a step has changed them.
     fn send_named_secrets(&self, effects: &mut ControllerEffects) {
         self.metrics.set_certificates(effects);
         if let Some(names) = effects.named_secrets.take() {
             self.named_secrets.send_replace(names);
+        }
+        if let Some(names) = effects.named_client_cas.take() {
+            self.named_client_cas.send_replace(names);
         }
     }
 

@@ -125,6 +125,12 @@ rouse.dev.underscores-in-headers: "false"
 rouse.dev.certificates: ""
 # Port of HTTPS for clients from outside, for redirects. Empty: 443.
 rouse.dev.https-port: ""
+# Strict-Transport-Security of responses over TLS, where neither the pod nor the domain has one of its own: max-age=31536000.
+rouse.dev.hsts: ""
+# Lowest version of TLS for clients, 1.2 or 1.3.
+rouse.dev.tls-min-version: "1.2"
+# Ciphers for clients of TLS, by their IANA names and divided by commas, those of TLS 1.3 among them. Empty: all.
+rouse.dev.tls-ciphers: ""
 "#;
 
 const OBSERVABILITY: &str = r#"# Whether activators write a line of each request to standard output. Every service then goes through them.

@@ -220,7 +220,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 26] = [
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
-        reason: "pull secrets, and certificates that DomainMappings and config-network name, each by name; the controller cannot list or watch Secrets",
+        reason: "pull secrets, certificates and client CAs that DomainMappings and config-network name, each by name; the controller cannot list or watch Secrets",
     },
     RbacRule {
         groups: &["", "events.k8s.io"],

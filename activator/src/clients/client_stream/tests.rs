@@ -23,13 +23,20 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
 use super::*;
-use crate::{budget::TLS_BUFFER_BYTES, tls::server_config::server_config};
+use crate::{
+    budget::TLS_BUFFER_BYTES,
+    tls::server_config::{HandshakeProtocols, server_config},
+};
 
 /// Creates a client whose handshake is complete, and the stream at the activator's end.
 async fn connect() -> (client::TlsStream<TcpStream>, ClientStream) {
     let authority = TestAuthority::new();
     let issued = authority.issue(&["a.example"]);
-    let config = server_config(certificates::load(&issued.material()).unwrap().key).unwrap();
+    let config = server_config(
+        certificates::load(&issued.material()).unwrap().key,
+        &HandshakeProtocols::default(),
+    )
+    .unwrap();
     let mut roots = RootCertStore::empty();
     let pem = authority.certificate_pem();
     roots.add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()).unwrap();

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ClientConnections, ClientUsage};
 use crate::{
     budget::{ClientBound, ClientNetwork, HYPER_BUFFER_BYTES, STREAM_OVERHEAD_BYTES},
+    clients::client_auth_result::ClientAuthResult,
     clock::now_ns,
 };
 
@@ -27,6 +28,8 @@ pub struct ClientConnection {
     /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
     client_usage: OnceLock<Arc<ClientUsage>>,
     usage: Mutex<ConnectionUsage>,
+    /// Result of a handshake that asked for the client's certificate.
+    client_auth_result: OnceLock<Box<ClientAuthResult>>,
     /// Bytes of responses that were not sent to its client yet.
     pub(super) response_bytes: AtomicUsize,
     /// Number of requests whose responses have not ended.
@@ -111,6 +114,7 @@ impl ClientConnection {
             connections,
             client_usage: OnceLock::new(),
             usage: Mutex::default(),
+            client_auth_result: OnceLock::new(),
             response_bytes: AtomicUsize::new(0),
             active_requests: AtomicUsize::new(0),
             idle_since_ns: AtomicU64::new(now_ns()),
@@ -136,6 +140,17 @@ impl ClientConnection {
         // Counted even if it is refused: the count ends when the connection is dropped.
         let _ = self.client_usage.set(client_usage);
         has_room
+    }
+
+    /// Registers the result of a handshake that asked for the client's certificate.
+    pub fn set_client_auth_result(&self, result: ClientAuthResult) {
+        // A connection has one handshake.
+        let _ = self.client_auth_result.set(Box::new(result));
+    }
+
+    /// Result of a handshake that asked for the client's certificate; `None`: there was no such handshake.
+    pub fn client_auth_result(&self) -> Option<&ClientAuthResult> {
+        self.client_auth_result.get().map(|it| &**it)
     }
 
     /// Adds received bytes of a body; one connection can hold at most `most` of them.

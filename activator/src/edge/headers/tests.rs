@@ -1,3 +1,4 @@
+use common::wire::{TlsMinVersion, TlsSettings};
 use http::Request;
 
 use super::*;
@@ -24,8 +25,18 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         allows_underscores: false,
         certificates: Vec::new(),
         https_port: None,
+        hsts: None,
+        tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
     };
-    PodRequestContext { sender, edge: &USUAL, host_rewrite, tags, protocol, random: || 7 }
+    PodRequestContext {
+        sender,
+        edge: &USUAL,
+        host_rewrite,
+        tags,
+        protocol,
+        client_certificate: None,
+        random: || 7,
+    }
 }
 
 fn rewritten_head(

@@ -1,9 +1,9 @@
 //! Shell: the handshake of a client's connection of TLS: its name, the certificate for it, and the end of failed ones.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use common::link::error_chain;
-use rustls::server::Acceptor;
+use rustls::{ServerConfig, server::Acceptor};
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
@@ -15,12 +15,19 @@ use tracing::debug;
 use super::{ClientConnectionServer, SHUTDOWN_PREFACE_TIMEOUT};
 use crate::{
     budget::TLS_BUFFER_BYTES,
-    clients::{bounded_tcp::BoundedTcp, client_stream::ClientStream, socket::drain_bytes},
+    clients::{
+        bounded_tcp::BoundedTcp, client_auth_result::ClientAuthResult, client_stream::ClientStream,
+        connections::ClientConnection, socket::drain_bytes,
+    },
+    edge::client_certificate::describe_certificate,
     metrics::{HandshakeResult, TlsMetrics},
+    routes::index::HandshakeRules,
 };
 
-/// Fatal alert `unrecognized_name` (112), in a record that clients of every version read (RFC 6066 §3).
-const UNRECOGNIZED_NAME_ALERT: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 112];
+/// Alert `unrecognized_name` (RFC 6066 §3).
+const UNRECOGNIZED_NAME: u8 = 112;
+/// Alert `internal_error`: the fault is not the client's.
+const INTERNAL_ERROR: u8 = 80;
 /// Response to a client that speaks HTTP without TLS.
 const PLAIN_HTTP_RESPONSE: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\
     content-type: text/plain; charset=utf-8\r\n\
@@ -40,6 +47,12 @@ enum HandshakeError {
     /// No certificate is for this name (empty: the client names none), and there is no default.
     #[error("no certificate for the name {0:?}")]
     NoCertificate(String),
+    /// The host of this name asks for certificates of clients, and no authorities of these are known.
+    #[error("no authorities of client certificates for the name {0:?}")]
+    NoClientCa(String),
+    /// The settings of the handshake cannot be made.
+    #[error("settings of the handshake cannot be made")]
+    Settings(#[source] rustls::Error),
     /// The connection has ended, or a message was refused.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -51,6 +64,8 @@ impl HandshakeError {
         match self {
             Self::PlainHttp(_) => HandshakeResult::PlainHttp,
             Self::NoCertificate(_) => HandshakeResult::NoCertificate,
+            Self::NoClientCa(_) => HandshakeResult::NoClientCa,
+            Self::Settings(_) => HandshakeResult::Refused,
             Self::Io(error) => match error.kind() {
                 // Errors of rustls, among which are alerts of the client.
                 io::ErrorKind::InvalidData => HandshakeResult::Refused,
@@ -74,7 +89,8 @@ impl Drop for HandshakeGuard<'_> {
 }
 
 impl ClientConnectionServer {
-    /// Completes the handshake of a client. `None`: it has failed, and the connection is closed.
+    /// Completes the handshake of a client, and registers at `connection` what the client has shown if its host asks
+    /// for that. `None`: the handshake has failed, and the connection is closed.
     ///
     /// One deadline bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
     /// the bound on all connections.
@@ -82,10 +98,11 @@ impl ClientConnectionServer {
         &self,
         stream: TcpStream,
         peer: SocketAddr,
+        connection: &ClientConnection,
     ) -> Option<ClientStream> {
         let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
         let deadline = Instant::now() + self.connections.budget.handshake_timeout;
-        let error = match timeout_at(deadline, self.run_handshake(stream)).await {
+        let error = match timeout_at(deadline, self.run_handshake(stream, connection)).await {
             Ok(Ok(stream)) => {
                 guard.result = Some(HandshakeResult::Complete);
                 return Some(stream);
@@ -105,24 +122,56 @@ impl ClientConnectionServer {
     }
 
     /// Reads the client's name, chooses the certificate, and completes the handshake with it.
-    async fn run_handshake(&self, stream: TcpStream) -> Result<ClientStream, HandshakeError> {
+    async fn run_handshake(
+        &self,
+        stream: TcpStream,
+        connection: &ClientConnection,
+    ) -> Result<ClientStream, HandshakeError> {
         // Methods of HTTP begin with a capital letter, and no message of TLS does.
         if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
             return Err(HandshakeError::PlainHttp(stream));
         }
         let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
         let name = start.client_hello().server_name().map(normalize_name);
-        let own = name.as_deref().and_then(|it| self.forwarder.routes.certificate_for_host(it));
-        let chosen = self.forwarder.certificates.choose(own.as_ref(), name.as_deref());
-        let Some(config) = chosen else {
-            let mut stream = start.io;
-            // A client that is gone needs no alert.
-            let _ = stream.write_all(&UNRECOGNIZED_NAME_ALERT).await;
-            return Err(HandshakeError::NoCertificate(name.unwrap_or_default()));
+        let rules = name.as_deref().map(|it| self.forwarder.routes.handshake_rules(it));
+        let rules = rules.unwrap_or_default();
+        let config = match self.choose_config(&rules, name.as_deref()) {
+            Ok(config) => config,
+            Err(error) => {
+                let mut stream = start.io;
+                // A client that is gone needs no alert.
+                let _ = stream.write_all(&alert_record(&error)).await;
+                return Err(error);
+            }
         };
         let handshake =
             start.into_stream_with(config, |it| it.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
-        Ok(ClientStream::from(handshake.await?))
+        let stream = handshake.await?;
+        if let Some(client_auth) = rules.client_auth {
+            let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let certificate = chain.first().map(|it| describe_certificate(it));
+            connection.set_client_auth_result(ClientAuthResult { client_auth, certificate });
+        }
+        Ok(ClientStream::from(stream))
+    }
+
+    /// Chooses the settings of a handshake for a client that asks for this name. Without the authorities that its host
+    /// names, no client is accepted, also if certificates of clients are optional.
+    fn choose_config(
+        &self,
+        rules: &HandshakeRules,
+        name: Option<&str>,
+    ) -> Result<Arc<ServerConfig>, HandshakeError> {
+        let shown_name = || name.unwrap_or_default().to_owned();
+        let certificates = &self.forwarder.certificates;
+        let certificate = certificates.choose_certificate(rules.certificate.as_ref(), name);
+        let certificate = certificate.ok_or_else(|| HandshakeError::NoCertificate(shown_name()))?;
+        let Some(client_auth) = &rules.client_auth else {
+            return Ok(Arc::clone(&certificate.config));
+        };
+        let ca = client_auth.ca.as_ref().and_then(|it| self.forwarder.client_cas.get(it));
+        let ca = ca.ok_or_else(|| HandshakeError::NoClientCa(shown_name()))?;
+        ca.config(&certificate, client_auth.is_optional).map_err(HandshakeError::Settings)
     }
 
     /// Waits for the client's first byte, which stays unread. Fails if none comes before the client closes, or soon
@@ -146,6 +195,19 @@ impl ClientConnectionServer {
         }
         Ok(first[0])
     }
+}
+
+/// Record with the fatal alert for a handshake that ends before the activator has sent anything. Clients of every
+/// version read it.
+fn alert_record(error: &HandshakeError) -> [u8; 7] {
+    let alert = match error {
+        HandshakeError::NoCertificate(_) => UNRECOGNIZED_NAME,
+        HandshakeError::NoClientCa(_)
+        | HandshakeError::Settings(_)
+        | HandshakeError::PlainHttp(_)
+        | HandshakeError::Io(_) => INTERNAL_ERROR,
+    };
+    [0x15, 3, 3, 0, 2, 2, alert]
 }
 
 /// Name of a ClientHello as hosts are compared: lower case, without final dot.

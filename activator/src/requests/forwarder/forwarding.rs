@@ -165,6 +165,11 @@ impl RequestForwarder {
             checked.map_err(|error| failed(error.to_string()))?;
         }
         headers::rewrite_response_head(response.headers_mut(), status, pending.client_version);
+        if pending.is_https
+            && let Some(policy) = pending.hsts(&self.edge_policy.current())
+        {
+            headers::add_hsts(response.headers_mut(), policy);
+        }
         if status != StatusCode::SWITCHING_PROTOCOLS && opened.is_none() {
             return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));
         }

@@ -11,6 +11,7 @@ use crate::{
     clients::socket::ClientSocket,
     clock::random_u64,
     edge::{
+        client_certificate::check_client_auth,
         client_headers::is_https,
         headers, host,
         platform_probe::{self, K_NETWORK_HASH, PlatformProbe, ProbeHealth},
@@ -48,11 +49,15 @@ impl RequestForwarder {
             return Ok(Routed::Respond(self.respond_to_probe(probe, entrypoint, &head).into()));
         }
         let service_match = self.find_service(entrypoint, &head)?;
-        if entrypoint == Entrypoint::External && service_match.redirects_to_https() {
+        let mut comes_by_https = false;
+        if entrypoint == Entrypoint::External {
             let edge = self.edge_policy.current();
-            if !is_https(&head.headers, client.request_sender(entrypoint), &edge) {
+            comes_by_https = is_https(&head.headers, client.request_sender(entrypoint), &edge);
+            if !comes_by_https && service_match.redirects_to_https() {
                 return Ok(Routed::Respond(redirect_to_https(&head, &edge)?.into()));
             }
+            let shown = connection.client_auth_result().map(|it| &it.client_auth);
+            check_client_auth(service_match.client_auth(), shown, client.is_tls)?;
         }
         let (service, tag) = self.select_tag(&service_match, &head);
         let (revision, mut settings) = choose_revision(&service)?;
@@ -73,6 +78,7 @@ impl RequestForwarder {
             stage: RequestStage::Waiting(Request::from_parts(head, body)),
             entrypoint,
             client,
+            is_https: comes_by_https,
             service_match,
             service,
             tag,

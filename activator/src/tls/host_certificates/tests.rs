@@ -1,6 +1,8 @@
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
-    wire::{CertificateEntry, EdgeSettings, GlobalSettings, PrivateKeyBytes},
+    wire::{
+        CertificateEntry, EdgeSettings, GlobalSettings, PrivateKeyBytes, TlsCipher, TlsMinVersion,
+    },
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
@@ -229,7 +231,8 @@ fn dated_certificates(fixture: &Fixture, start_s: i64, end_s: i64) -> [TestCerti
 fn configs_at<const N: usize>(fixture: &Fixture, times_s: [i64; N]) -> [usize; N] {
     let mut seen: Vec<Arc<ServerConfig>> = Vec::new();
     times_s.map(|now_s| {
-        let config = fixture.certificates.choose_at(Some(&name("a")), None, now_s).unwrap();
+        let chosen = fixture.certificates.choose_at(Some(&name("a")), None, now_s).unwrap();
+        let config = Arc::clone(&chosen.config);
         let index = seen.iter().position(|it| Arc::ptr_eq(it, &config));
         index.unwrap_or_else(|| {
             seen.push(config);
@@ -300,4 +303,36 @@ fn debug_output_has_names_only() {
         text,
         r#"HostCertificates { secrets: [NamespacedName { namespace: "default", name: "a" }], files: ["/b.crt"], .. }"#
     );
+}
+
+#[test]
+fn other_versions_and_ciphers_make_new_settings_of_each_certificate() {
+    let fixture = Fixture::new();
+    let [own, shared, of_file] = [["own.example"], ["shared.example"], ["file.example"]]
+        .map(|it| fixture.authority.issue(&it));
+    fixture.apply([
+        shared_secrets(&["shared"]),
+        received("own", &own),
+        received("shared", &shared),
+    ]);
+    fixture.certificates.set_files(vec![file("/a.crt", &of_file)]);
+    let configs = || {
+        let shared = ["shared.example", "file.example"].map(|host| fixture.shared(host));
+        [fixture.own("own")].into_iter().chain(shared).map(Option::unwrap).collect::<Vec<_>>()
+    };
+    let before = configs();
+    fixture.certificates.set_tls(&TlsSettings::default());
+    assert!(before.iter().zip(configs()).all(|(old, new)| Arc::ptr_eq(old, &new)), "no change");
+    let ciphers = vec![TlsCipher::Aes128GcmSha256];
+    let settings = TlsSettings { min_version: TlsMinVersion::Tls13, ciphers };
+    fixture.certificates.set_tls(&settings);
+    for (old, new) in before.iter().zip(configs()) {
+        assert!(!Arc::ptr_eq(old, &new), "old tickets are of no use");
+        let suites = |it: &ServerConfig| it.crypto_provider().cipher_suites.len();
+        assert_eq!((suites(old), suites(&new)), (TlsCipher::ALL.len(), 1));
+    }
+    // A certificate that comes later follows the same settings.
+    fixture.apply([received("own", &fixture.authority.issue(&["own.example"]))]);
+    let own = fixture.own("own").unwrap();
+    assert_eq!(own.crypto_provider().cipher_suites.len(), 1);
 }

@@ -1,6 +1,6 @@
 //! Pure: conversion of the RouteTable: its items, services, Revisions, activators, nodes and replicas.
 
-use super::{certificates::parse_secret_name, *};
+use super::{certificates::parse_secret_name, settings::parse_hsts, *};
 
 impl TryFrom<raw::RouteItem> for RouteItem {
     type Error = WireError;
@@ -17,6 +17,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Settings(message) => RouteChange::Settings(message.try_into()?),
             What::Node(message) => RouteChange::Node(message.try_into()?),
             What::Certificate(message) => RouteChange::Certificate(message.try_into()?),
+            What::ClientCa(message) => RouteChange::ClientCa(message.try_into()?),
             What::Gone(message) => RouteChange::Removed(message.try_into()?),
             What::Synced(_) => RouteChange::Synced,
         };
@@ -36,6 +37,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Settings(value) => What::Settings(value.into()),
             RouteChange::Node(value) => What::Node(value.into()),
             RouteChange::Certificate(value) => What::Certificate(value.into()),
+            RouteChange::ClientCa(value) => What::ClientCa(value.into()),
             RouteChange::Removed(value) => What::Gone(value.into()),
             RouteChange::Synced => What::Synced(raw::Empty {}),
         };
@@ -58,6 +60,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Certificate(name) => {
                 Self::Certificate(parse_secret_name("gone.certificate", &name)?)
             }
+            Key::ClientCa(name) => Self::ClientCa(parse_secret_name("gone.client_ca", &name)?),
         })
     }
 }
@@ -74,6 +77,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Settings => Key::Settings(raw::Empty {}),
             RouteKey::Node(name) => Key::Node(name),
             RouteKey::Certificate(name) => Key::Certificate(name.to_string()),
+            RouteKey::ClientCa(name) => Key::ClientCa(name.to_string()),
         };
         Self { key: Some(key) }
     }
@@ -185,8 +189,12 @@ impl TryFrom<raw::Ingress> for GatewayRules {
                 Some(TagRouting::ServeTag(require_nonempty("ingress.tag", own)?))
             }
         };
-        let mapped_domains =
-            message.domains.into_iter().map(MappedDomain::try_from).collect::<WireResult<_>>()?;
+        // Without its rule, a guarded host would be served to all clients.
+        if message.guarded_domains.iter().any(|it| it.client_auth.is_none()) {
+            return Err(WireError::new("ingress.guarded_domains", "", "must have client_auth"));
+        }
+        let domains = message.domains.into_iter().chain(message.guarded_domains);
+        let mapped_domains = domains.map(MappedDomain::try_from).collect::<WireResult<_>>()?;
         Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing })
     }
 }
@@ -200,8 +208,11 @@ impl From<GatewayRules> for raw::Ingress {
             }
             TagRouting::ServeTag(own) => Tags::Tag(own),
         });
-        let domains = value.mapped_domains.into_iter().map(Into::into).collect();
-        Self { redirects: value.redirects_to_https, domains, tags }
+        let (guarded, open): (Vec<_>, Vec<_>) =
+            value.mapped_domains.into_iter().partition(|it| it.client_auth.is_some());
+        let [domains, guarded_domains] =
+            [open, guarded].map(|all| all.into_iter().map(Into::into).collect());
+        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags }
     }
 }
 
@@ -215,7 +226,14 @@ impl TryFrom<raw::Domain> for MappedDomain {
         let named = Some(message.certificate).filter(|name| !name.is_empty());
         let certificate =
             named.map(|name| parse_secret_name("domain.certificate", &name)).transpose()?;
-        Ok(Self { host, host_rewrite, redirects_to_https: message.redirects, certificate })
+        Ok(Self {
+            host,
+            host_rewrite,
+            redirects_to_https: message.redirects,
+            certificate,
+            client_auth: message.client_auth.map(ClientAuth::try_from).transpose()?,
+            hsts: parse_hsts("domain.hsts", &message.hsts)?,
+        })
     }
 }
 
@@ -223,7 +241,14 @@ impl From<MappedDomain> for raw::Domain {
     fn from(value: MappedDomain) -> Self {
         let rewrite = value.host_rewrite.unwrap_or_default();
         let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
-        Self { host: value.host, rewrite, redirects: value.redirects_to_https, certificate }
+        Self {
+            host: value.host,
+            rewrite,
+            redirects: value.redirects_to_https,
+            certificate,
+            client_auth: value.client_auth.map(Into::into),
+            hsts: value.hsts.map(|it| it.as_str().to_owned()).unwrap_or_default(),
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::num::NonZeroU16;
 
 use super::{
     super::{
-        EdgeSettings, GlobalSettings, LogLevel, LogLevels, RequestLogSettings,
-        is_allowed_upgrade_name, parse_network,
+        EdgeSettings, GlobalSettings, HstsPolicy, LogLevel, LogLevels, RequestLogSettings,
+        TlsCipher, TlsMinVersion, TlsSettings, is_allowed_upgrade_name, parse_network,
     },
     WireError, WireResult,
     certificates::parse_secret_name,
@@ -58,6 +58,8 @@ impl TryFrom<raw::Edge> for EdgeSettings {
                 .map(|name| parse_secret_name("edge.certificates", name))
                 .collect::<WireResult<_>>()?,
             https_port: parse_https_port(message.https_port)?,
+            hsts: parse_hsts("edge.hsts", &message.hsts)?,
+            tls: parse_tls(message.tls13_only, &message.tls_ciphers)?,
         })
     }
 }
@@ -71,6 +73,9 @@ impl From<EdgeSettings> for raw::Edge {
             underscores: value.allows_underscores,
             certificates: value.certificates.iter().map(ToString::to_string).collect(),
             https_port: value.https_port.map_or(0, |port| port.get().into()),
+            hsts: value.hsts.map(|it| it.as_str().to_owned()).unwrap_or_default(),
+            tls13_only: value.tls.min_version == TlsMinVersion::Tls13,
+            tls_ciphers: value.tls.ciphers.iter().map(|it| it.name().to_owned()).collect(),
         }
     }
 }
@@ -81,6 +86,30 @@ fn parse_https_port(value: u32) -> WireResult<Option<NonZeroU16>> {
     let port =
         port.ok_or_else(|| WireError::new("edge.https_port", value, "must be a port, or 0"))?;
     Ok(NonZeroU16::new(port))
+}
+
+/// Parses a `Strict-Transport-Security`. It may be absent, which is sent as an empty text.
+pub(super) fn parse_hsts(field: &'static str, text: &str) -> WireResult<Option<HstsPolicy>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let parsed = HstsPolicy::parse(text);
+    parsed.map(Some).map_err(|_fault| WireError::new(field, text, "must be a policy of RFC 6797"))
+}
+
+fn parse_tls(tls13_only: bool, ciphers: &[String]) -> WireResult<TlsSettings> {
+    // A cipher that only a later release knows refuses the whole item: without it, fewer clients might be served.
+    let cipher = |name: &String| {
+        let error = || WireError::new("edge.tls_ciphers", name, "must be a supported cipher");
+        TlsCipher::from_name(name).ok_or_else(error)
+    };
+    let ciphers = ciphers.iter().map(cipher).collect::<WireResult<Vec<_>>>()?;
+    let min_version = if tls13_only { TlsMinVersion::Tls13 } else { TlsMinVersion::Tls12 };
+    let settings = TlsSettings { min_version, ciphers };
+    let count = settings.ciphers.len();
+    let rule = "must have a cipher of the lowest version or a later one";
+    settings.check().map_err(|_fault| WireError::new("edge.tls_ciphers", count, rule))?;
+    Ok(settings)
 }
 
 impl TryFrom<raw::RequestLog> for RequestLogSettings {

@@ -8,9 +8,9 @@ use tracing::{info, warn};
 
 use super::{CertificateCounts, ControllerStateMachine, RouteFingerprint};
 use crate::{
-    decide::plan::certificates::{
-        certificate_entry, certificate_status, named_secrets, next_served_secret,
-        secrets_of_mapping,
+    decide::plan::{
+        certificates::{certificate_entry, named_secrets, next_served_secret, secrets_of_mapping},
+        client_cas::tls_status,
     },
     model::cluster_state::{
         CertificateState, ConditionType, DomainMappingState, SecretRead, SecretReadState,
@@ -28,7 +28,7 @@ pub(super) const CERTIFICATE_TIMER_KEY: NamespacedName = NamespacedName {
 ///
 /// The reader follows the latest set only, and reports an unchanged Secret once. A mapping may be replaced by one of
 /// the same name. Then the reader may never see the set without the Secret, and would not report it again.
-const UNNAMED_MS: u64 = 60_000;
+pub(super) const UNNAMED_MS: u64 = 60_000;
 
 /// State of a Secret that is no longer named.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl ControllerStateMachine {
         self.reconcile_mappings_and_targets(&moved, now);
         let is_outdated = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
             mapping.tls_secret.is_some()
-                && certificate_status(&self.cluster, name, mapping, now)
+                && tls_status(&self.cluster, name, mapping, now)
                     != mapping.conditions.get(ConditionType::DomainCertificate)
         };
         let mappings = self.cluster.domains.mappings.iter().filter(is_outdated);
@@ -221,16 +221,22 @@ impl ControllerStateMachine {
         self.timers.set(&CERTIFICATE_TIMER_KEY, next);
     }
 
-    fn certificate_counts(&self) -> CertificateCounts {
+    /// Returns the number of named Secrets in each state: those with certificates, and those with authorities of
+    /// client certificates.
+    pub(super) fn certificate_counts(&self) -> CertificateCounts {
         let mut counts = CertificateCounts::default();
-        for state in self.cluster.certificates.by_secret.values() {
-            let count = match (&state.last_read, &state.in_force) {
+        let certificates = self.cluster.certificates.by_secret.values();
+        let certificates = certificates.map(|it| (&it.last_read, it.in_force.is_some()));
+        let client_cas = self.cluster.client_cas.by_secret.values();
+        let client_cas = client_cas.map(|it| (&it.last_read, it.in_force.is_some()));
+        for state in certificates.chain(client_cas) {
+            let count = match state {
                 (SecretReadState::InForce, _) => &mut counts.in_force,
-                (_, Some(_)) => &mut counts.kept,
-                (SecretReadState::Pending, None) => &mut counts.pending,
-                (SecretReadState::Refused(_), None) => &mut counts.unusable,
-                (SecretReadState::Absent, None) => &mut counts.absent,
-                (SecretReadState::Unreadable(_), None) => &mut counts.unreadable,
+                (_, true) => &mut counts.kept,
+                (SecretReadState::Pending, false) => &mut counts.pending,
+                (SecretReadState::Refused(_), false) => &mut counts.unusable,
+                (SecretReadState::Absent, false) => &mut counts.absent,
+                (SecretReadState::Unreadable(_), false) => &mut counts.unreadable,
             };
             *count += 1;
         }

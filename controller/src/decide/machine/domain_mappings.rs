@@ -23,18 +23,11 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let previous = self.cluster.domains.mappings.remove(name);
-        if let Some(previous) = &previous {
-            let by_target = &mut self.cluster.domains.mappings_by_target;
-            if let Some(all) = by_target.get_mut(&previous.target) {
-                all.remove(name);
-                if all.is_empty() {
-                    by_target.remove(&previous.target);
-                }
-            }
-        }
+        let previous = self.take_domain_mapping(name);
         let secret = |it: &DomainMappingState| it.tls_secret.clone();
+        let client_auth = |it: &DomainMappingState| it.client_auth.clone();
         let old_secret = previous.as_ref().map(secret);
+        let old_client_auth = previous.as_ref().map(client_auth);
         let old_target = previous.as_ref().map(|it| it.target.clone());
         let mut new_target = None;
         if let Some(object) = object {
@@ -44,6 +37,7 @@ impl ControllerStateMachine {
                 Some(previous) => {
                     mapping.conditions = previous.conditions;
                     mapping.served_secret = previous.served_secret;
+                    mapping.served_client_ca = previous.served_client_ca;
                 }
                 None => fields::read_conditions(
                     &mut mapping.conditions,
@@ -63,6 +57,9 @@ impl ControllerStateMachine {
         if self.cluster.domains.mappings.get(name).map(secret) != old_secret {
             moved = self.update_named_secrets(now);
         }
+        if self.cluster.domains.mappings.get(name).map(client_auth) != old_client_auth {
+            moved.extend(self.update_named_client_cas(now));
+        }
         // The mapping competes for its host name with other mappings and Routes.
         self.update_mapping_claim(name);
         // The former target loses a host, so its routes change too.
@@ -76,6 +73,19 @@ impl ControllerStateMachine {
         self.reconcile_mappings_and_targets(&moved, now);
         // The mapping may need a ClusterDomainClaim, or its claim may have become superfluous.
         self.effects.changed_keys.push(domain_claim_key(&name.name));
+    }
+
+    /// Removes a mapping from the cluster state.
+    fn take_domain_mapping(&mut self, name: &NamespacedName) -> Option<DomainMappingState> {
+        let domains = &mut self.cluster.domains;
+        let mapping = domains.mappings.remove(name)?;
+        if let Some(all) = domains.mappings_by_target.get_mut(&mapping.target) {
+            all.remove(name);
+            if all.is_empty() {
+                domains.mappings_by_target.remove(&mapping.target);
+            }
+        }
+        Some(mapping)
     }
 
     pub(super) fn observe_domain_claim(

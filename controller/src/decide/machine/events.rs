@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{ConfigMapEventRecord, DigestResolution, PodRead, PodReadResult};
 use crate::model::{
-    cluster_state::{AppState, SecretRead, ServiceManifest},
+    cluster_state::{AppState, ClientCaRead, SecretRead, ServiceManifest},
     network_policies::PolicyClientPod,
     object::{LocalObjectKey, ObjectPartKey, ResourceKind, WriteError},
 };
@@ -86,6 +86,8 @@ pub enum ControllerEvent {
     InitialListSynced,
     /// A named Secret was read, or could not be read. Later results of a Secret come later.
     SecretRead { name: NamespacedName, read: SecretRead },
+    /// A named Secret was read for its authorities of client certificates. Later results of a Secret come later.
+    ClientCaRead { name: NamespacedName, read: ClientCaRead },
     /// True if this replica has become the leader, false if it is no longer.
     LeadershipChanged(bool),
     /// Time has passed, and timers may be due.
@@ -120,13 +122,15 @@ pub struct ControllerEffects {
     pub needs_workload_watch: bool,
     /// Secrets whose certificates are to be read, all of them. `None`: the set has not changed.
     pub named_secrets: Option<BTreeSet<NamespacedName>>,
+    /// Secrets whose authorities of client certificates are to be read, all of them. `None`: the set has not changed.
+    pub named_client_cas: Option<BTreeSet<NamespacedName>>,
     /// Number of named Secrets in each state. `None`: no state has changed.
     pub certificate_counts: Option<CertificateCounts>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.
     pub refused_reports: u64,
 }
 
-/// Number of named Secrets in each state.
+/// Number of named Secrets in each state. A Secret that is named for its certificate and for authorities counts twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CertificateCounts {
     /// Secrets that were not read yet.

@@ -85,6 +85,10 @@ impl ControllerStateMachine {
                     name, state,
                 )));
             }
+            RouteKey::ClientCa(name) => {
+                let state = self.cluster.client_cas.by_secret.get(name)?;
+                return Some(RouteChange::ClientCa(plan::client_cas::client_ca_entry(name, state)));
+            }
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }

@@ -3,7 +3,7 @@
 
 use common::wire::{MappedDomain, NamespacedName};
 
-use super::{certificates, routes};
+use super::{client_cas, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, UnixMillis,
@@ -123,7 +123,7 @@ pub fn update_conditions(
         }
         Ok(_) => ConditionStatus::True(None),
     };
-    let certificate = certificates::certificate_status(cluster, name, mapping, now);
+    let certificate = client_cas::tls_status(cluster, name, mapping, now);
     let conditions = &mut mapping.conditions;
     conditions.set(ConditionType::DomainClaimed, claimed_status(cluster, name), now);
     conditions.set(ConditionType::DomainReference, resolved, now);
@@ -170,6 +170,8 @@ pub(super) fn mapped_domains(
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
         certificate: certificate(name, mapping),
+        client_auth: client_cas::client_auth(&name.namespace, mapping),
+        hsts: mapping.hsts.clone(),
     };
     mappings.filter(in_force).map(domain).collect()
 }

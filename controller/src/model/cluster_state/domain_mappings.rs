@@ -1,8 +1,8 @@
 //! Pure: domains of users, which map to services, and the namespaces that own them.
 
-use common::wire::NamespacedName;
+use common::wire::{HstsPolicy, NamespacedName};
 
-use super::{ConditionSet, ObjectMetaSummary};
+use super::{ClientAuthSpec, ConditionSet, ObjectMetaSummary};
 
 /// A DomainMapping; its name is the domain.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +17,13 @@ pub struct DomainMappingState {
     pub tls_secret: Option<Box<str>>,
     /// Name of the Secret whose certificate the domain has: `tls_secret`, or the one before while that has a better one.
     pub served_secret: Option<Box<str>>,
+    /// Demand of the annotations for certificates of clients; `None`: clients need none.
+    pub client_auth: Option<ClientAuthSpec>,
+    /// Name of the Secret whose authorities the domain has: the named one, or the one before while the named one has
+    /// none. `None`: there is neither.
+    pub served_client_ca: Option<Box<str>>,
+    /// `Strict-Transport-Security` of the domain, where the object sets it.
+    pub hsts: Option<HstsPolicy>,
     /// Handling of external plain HTTP, where the object sets it.
     pub http_protocol: Option<Box<str>>,
     /// Conditions of the DomainMapping's status.

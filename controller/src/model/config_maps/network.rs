@@ -5,7 +5,8 @@
 use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
 
 use common::wire::{
-    ConnectionPath, EdgeSettings, is_allowed_upgrade_name, is_secret_name, parse_network,
+    ConnectionPath, EdgeSettings, HstsPolicy, TlsMinVersion, TlsSettings, is_allowed_upgrade_name,
+    is_secret_name, parse_network,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -63,7 +64,9 @@ pub struct NetworkConfig {
     /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
     /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
-    /// redirects to HTTPS, default that of the activator. Its `certificates` are empty here.
+    /// redirects to HTTPS, default that of the activator; `rouse.dev.hsts`, `Strict-Transport-Security`, default none;
+    /// `rouse.dev.tls-min-version`, default 1.2; `rouse.dev.tls-ciphers`, IANA names separated by commas, default all.
+    /// Its `certificates` are empty here.
     pub edge: EdgeSettings,
 }
 
@@ -311,6 +314,35 @@ fn read_https_port(keys: &mut ConfigMapReader<'_>) -> Option<NonZeroU16> {
     port
 }
 
+fn read_hsts(keys: &mut ConfigMapReader<'_>) -> Option<HstsPolicy> {
+    let key = "rouse.dev.hsts";
+    let text = keys.get(key).map(str::trim).filter(|it| !it.is_empty())?;
+    let policy = HstsPolicy::parse(text);
+    policy.map_err(|fault| keys.add_error(format!("{key} = {text:?}: {fault}"))).ok()
+}
+
+fn read_tls(keys: &mut ConfigMapReader<'_>) -> TlsSettings {
+    let (version_key, cipher_key) = ("rouse.dev.tls-min-version", "rouse.dev.tls-ciphers");
+    let version = keys.get(version_key).map(str::trim).filter(|it| !it.is_empty());
+    let min_version = version.map_or(Ok(TlsMinVersion::default()), TlsMinVersion::parse);
+    let min_version =
+        min_version.map_err(|fault| keys.add_error(format!("{version_key} = {fault}")));
+    let ciphers = TlsSettings::parse_ciphers(split_list(keys, cipher_key));
+    let ciphers = ciphers.map_err(|fault| keys.add_error(format!("{cipher_key} has {fault}")));
+    let (Ok(min_version), Ok(ciphers)) = (min_version, ciphers) else {
+        return TlsSettings::default();
+    };
+    let settings = TlsSettings { min_version, ciphers };
+    if let Err(fault) = settings.check() {
+        keys.add_error(format!("{cipher_key} has {fault}"));
+    }
+    // Elsewhere, such lists are often for TLS 1.2 alone.
+    if !settings.ciphers.is_empty() && !settings.ciphers.iter().any(|it| it.is_of_tls13()) {
+        keys.add_warning(format!("{cipher_key} has no cipher of TLS 1.3: clients get TLS 1.2"));
+    }
+    settings
+}
+
 fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";
@@ -345,6 +377,8 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     }
     keys.read_bool("rouse.dev.underscores-in-headers", &mut it.allows_underscores);
     it.https_port = read_https_port(keys);
+    it.hsts = read_hsts(keys);
+    it.tls = read_tls(keys);
     it
 }
 

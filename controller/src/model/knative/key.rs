@@ -71,6 +71,12 @@ pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
 ];
 /// Path of new connections, `direct` or `activator`, which overrides the autoscaler's rule.
 pub const PATH: &str = "rouse.dev/path";
+/// Secret of a DomainMapping's namespace with the authorities of client certificates, under `ca.crt`.
+pub const CLIENT_CA: &str = "rouse.dev/client-ca";
+/// Demand for certificates of a DomainMapping's clients: `require` or `optional`.
+pub const CLIENT_AUTH: &str = "rouse.dev/client-auth";
+/// `Strict-Transport-Security` of a DomainMapping.
+pub const HSTS: &str = "rouse.dev/hsts";
 /// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.
 pub const PROTOCOL: &str = "rouse.dev/protocol";
 /// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.

@@ -78,15 +78,19 @@ const CREATOR_PLACES: &[MetadataPlace] = &[Service, Configuration, Route, Domain
 const NOWHERE: &[MetadataPlace] = &[];
 
 const ON_ROUTE: &str = "it belongs on a Service or a Route, under \"metadata\"";
+const ON_DOMAIN_MAPPING: &str = "it belongs on a DomainMapping, under \"metadata\"";
 const ON_TEMPLATE: &str = "it belongs on a template, under \"spec.template.metadata\"";
 const NO_TLS: &str =
     "no certificates are requested: name Secrets in a DomainMapping or in rouse.dev.certificates";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
-pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 45] = [
+pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 48] = [
     known_key(&key::ROLLOUT_DURATION, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
+    known_key(&[key::CLIENT_CA], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::CLIENT_AUTH], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::HSTS], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::PATH], PATH_PLACES, ON_ROUTE),
     known_key(&[key::TRAFFIC_DISTRIBUTION], PATH_PLACES, ON_ROUTE),
     known_key(&[key::PROTOCOL], REVISION_PLACES, ON_TEMPLATE),

@@ -69,6 +69,8 @@ fn is_shared_with(role: ClientComponent, key: &RouteKey) -> bool {
         RouteKey::Node(_) => false,
         // They have private keys.
         RouteKey::Certificate(_) => role == ClientComponent::Activator,
+        // No other component accepts clients.
+        RouteKey::ClientCa(_) => role == ClientComponent::Activator,
         RouteKey::Service(_)
         | RouteKey::Revision(_)
         | RouteKey::Pod(_)

@@ -124,7 +124,10 @@ pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Optio
         }
         (ClientComponent::Autoscaler, RouteChange::Service(_)) => None,
         // No batch of these roles has one; a private key must not leave by a mistake elsewhere.
-        (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Certificate(_)) => None,
+        (
+            ClientComponent::Agent | ClientComponent::Autoscaler,
+            RouteChange::Certificate(_) | RouteChange::ClientCa(_),
+        ) => None,
         (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
             // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
             wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }

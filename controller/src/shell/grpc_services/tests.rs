@@ -6,9 +6,9 @@ use common::{
     local_node::LocalNodeSpec,
     outbox::Outbox,
     wire::{
-        self, CertificateEntry, CertificateMaterial, ConnectionPath, NamespacedName,
-        PodObservation, PrivateKeyBytes, RouteChange, RouteItem, RouteKey, RoutingPhase,
-        ScaleDecision,
+        self, CertificateEntry, CertificateMaterial, ClientCaEntry, ClientCaMaterial,
+        ConnectionPath, NamespacedName, PodObservation, PrivateKeyBytes, RouteChange, RouteItem,
+        RouteKey, RoutingPhase, ScaleDecision,
     },
 };
 use prost::Message as _;
@@ -303,17 +303,22 @@ fn only_activators_get_certificates() {
     let new = RouteChange::Certificate(entry("new", true));
     let kept = RouteChange::Certificate(entry("kept", false));
     let removed = RouteKey::Certificate(NamespacedName::new("default", "removed"));
+    let material = Some(Arc::new(ClientCaMaterial(vec![vec![1]])));
+    let client_ca = ClientCaEntry { name: NamespacedName::new("default", "clients"), material };
+    let client_ca = RouteChange::ClientCa(client_ca);
     let pod = RouteKey::Pod("other".into());
     let key_of = |change: &RouteChange| change.key().expect("a subject");
     let changes = vec![
         (key_of(&new), Some(new.clone())),
         (key_of(&kept), Some(kept.clone())),
         (removed.clone(), None),
+        (key_of(&client_ca), Some(client_ca.clone())),
         (pod.clone(), None),
     ];
     let batch = RouteMessageBatch { version: 7, changes };
     let others = [RouteChange::Removed(pod), RouteChange::Synced];
-    let all = [vec![new.clone(), kept, RouteChange::Removed(removed)], others.to_vec()].concat();
+    let own = vec![new.clone(), kept, RouteChange::Removed(removed), client_ca.clone()];
+    let all = [own, others.to_vec()].concat();
     let got = |role| decode_changes(&encode_batch(&batch, role, limit_to_role));
     assert_eq!(got(ClientComponent::Activator), all);
     for role in [ClientComponent::Agent, ClientComponent::Autoscaler] {
@@ -321,6 +326,7 @@ fn only_activators_get_certificates() {
         assert_eq!(got(role), others, "{role:?}");
         // The second line of defence.
         assert_eq!(limit_to_role(new.clone(), role), None, "{role:?}");
+        assert_eq!(limit_to_role(client_ca.clone(), role), None, "{role:?}");
     }
 }
 

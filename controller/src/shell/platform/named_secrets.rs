@@ -10,19 +10,22 @@ use std::{
 };
 
 use common::{
-    certificates::{self, CertificateFault},
+    certificates::{self, CertificateFault, parse_client_ca},
     once_signal::OnceSignal,
     wire::{NamespacedName, is_dns_label, is_secret_name},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Client, Resource as _, api::GetParams, core::Request};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use super::KubernetesPlatform;
 use crate::{
     decide::machine::ControllerEvent,
-    model::cluster_state::{SecretRead, SecretReadState},
+    model::cluster_state::{ClientCaRead, SecretRead, SecretReadState},
     shell::{
         api::{secret_schedule::SecretSchedule, watches::error_chain},
         metrics::SecretReadResult,
@@ -40,19 +43,72 @@ const MAX_ERROR_CHARS: usize = 500;
 const CHAIN_ENTRY: &str = "tls.crt";
 /// Entry of a Secret that has the private key.
 const KEY_ENTRY: &str = "tls.key";
+/// Entry of a Secret that has authorities of client certificates.
+const CLIENT_CA_ENTRY: &str = "ca.crt";
 /// Reason for which a controller without TLS reads no Secret.
 const NO_TLS: &str = "the streams to activators have no TLS, so no keys are sent";
 
 /// Response to one read: the Secret, or what is known without one.
-type SecretResponse = Result<Secret, SecretRead>;
+type SecretResponse = Result<Secret, SecretReadError>;
+
+/// Result of a read that has brought no Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum SecretReadError {
+    /// The Secret does not exist.
+    Absent,
+    /// No Secret can have this name.
+    Faulty(String),
+    /// The API server has returned this error.
+    Unreadable(String),
+}
+
+impl From<SecretReadError> for SecretRead {
+    fn from(error: SecretReadError) -> Self {
+        match error {
+            SecretReadError::Absent => Self::Absent,
+            SecretReadError::Faulty(fault) => Self::Faulty(fault),
+            SecretReadError::Unreadable(text) => Self::Unreadable(text),
+        }
+    }
+}
+
+impl From<SecretReadError> for ClientCaRead {
+    fn from(error: SecretReadError) -> Self {
+        match error {
+            SecretReadError::Absent => Self::Absent,
+            SecretReadError::Faulty(fault) => Self::Faulty(fault),
+            SecretReadError::Unreadable(text) => Self::Unreadable(text),
+        }
+    }
+}
+
+/// Use of Secrets that one reader reads. A Secret that is named for both is read for each, and only what the use needs
+/// leaves the reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SecretUse {
+    /// Certificate of hosts, with its private key.
+    Certificate,
+    /// Authorities of client certificates.
+    ClientCa,
+}
 
 impl KubernetesPlatform {
     /// Reads the named Secrets, or refuses them if routes are served without TLS. Sets `first_read` once new streams
     /// need not wait for certificates. Begins after the step of [`ControllerEvent::InitialListSynced`], and never ends.
     pub(super) async fn follow_named_secrets(&self, first_read: OnceSignal) {
         if self.reads_secrets {
-            let (client, runtime) = (self.client.clone(), Arc::clone(&self.runtime));
-            read_named_secrets(client, runtime, first_read).await;
+            let (certificates_read, client_cas_read) = (OnceSignal::new(), OnceSignal::new());
+            let reader = || (self.client.clone(), Arc::clone(&self.runtime));
+            let (client, runtime) = reader();
+            let certificates = read_named_secrets(client, runtime, certificates_read.clone());
+            let (client, runtime) = reader();
+            let client_cas = read_named_client_cas(client, runtime, client_cas_read.clone());
+            let both_read = async {
+                certificates_read.wait().await;
+                client_cas_read.wait().await;
+                first_read.set();
+            };
+            tokio::join!(certificates, client_cas, both_read);
         } else {
             first_read.set();
             refuse_named_secrets(&self.runtime).await;
@@ -74,8 +130,30 @@ pub async fn read_named_secrets(
     runtime: Arc<ControllerRuntime>,
     first_read: OnceSignal,
 ) {
-    let mut names = runtime.named_secrets();
-    let mut reader = SecretReader::new(runtime);
+    let names = runtime.named_secrets();
+    let reader = SecretReader::new(runtime, SecretUse::Certificate);
+    follow_names(client, names, reader, first_read).await;
+}
+
+/// Reads each Secret that a mapping names for authorities of client certificates, as [`read_named_secrets`] does for
+/// certificates.
+pub async fn read_named_client_cas(
+    client: Client,
+    runtime: Arc<ControllerRuntime>,
+    first_read: OnceSignal,
+) {
+    let names = runtime.named_client_cas();
+    let reader = SecretReader::new(runtime, SecretUse::ClientCa);
+    follow_names(client, names, reader, first_read).await;
+}
+
+/// Reads all Secrets of a set that changes. It ends with the sender of the set.
+async fn follow_names(
+    client: Client,
+    mut names: watch::Receiver<BTreeSet<NamespacedName>>,
+    mut reader: SecretReader,
+    first_read: OnceSignal,
+) {
     let mut reads = FuturesUnordered::new();
     reader.set_names(&names.borrow_and_update());
     loop {
@@ -105,15 +183,24 @@ pub async fn read_named_secrets(
 
 /// Reports each named Secret as unreadable, since private keys are sent by TLS only. It ends with `runtime`.
 pub async fn refuse_named_secrets(runtime: &ControllerRuntime) {
-    let mut names = runtime.named_secrets();
+    let (mut certificates, mut client_cas) = (runtime.named_secrets(), runtime.named_client_cas());
     loop {
-        // Copied: no event may be stepped while the set is borrowed.
-        let named = names.borrow_and_update().clone();
+        // Copied: no event may be stepped while a set is borrowed.
+        let named = certificates.borrow_and_update().clone();
         for name in named {
             let read = SecretRead::Unreadable(NO_TLS.to_owned());
             runtime.step(ControllerEvent::SecretRead { name, read });
         }
-        if names.changed().await.is_err() {
+        let named = client_cas.borrow_and_update().clone();
+        for name in named {
+            let read = ClientCaRead::Unreadable(NO_TLS.to_owned());
+            runtime.step(ControllerEvent::ClientCaRead { name, read });
+        }
+        let changed = tokio::select! {
+            changed = certificates.changed() => changed,
+            changed = client_cas.changed() => changed,
+        };
+        if changed.is_err() {
             return;
         }
     }
@@ -122,6 +209,7 @@ pub async fn refuse_named_secrets(runtime: &ControllerRuntime) {
 /// Reader of the named Secrets: their schedule, and what it knows of them.
 struct SecretReader {
     runtime: Arc<ControllerRuntime>,
+    secret_use: SecretUse,
     schedule: SecretSchedule,
     /// `resourceVersion` of the last usable read, by name.
     versions: BTreeMap<NamespacedName, String>,
@@ -129,9 +217,9 @@ struct SecretReader {
 }
 
 impl SecretReader {
-    fn new(runtime: Arc<ControllerRuntime>) -> Self {
+    fn new(runtime: Arc<ControllerRuntime>, secret_use: SecretUse) -> Self {
         let (schedule, versions) = (SecretSchedule::default(), BTreeMap::new());
-        Self { runtime, schedule, versions, started_at: Instant::now() }
+        Self { runtime, secret_use, schedule, versions, started_at: Instant::now() }
     }
 
     /// Replaces the names, and forgets the versions of Secrets that are no longer named.
@@ -140,7 +228,7 @@ impl SecretReader {
         self.versions.retain(|name, _| names.contains(name));
     }
 
-    /// Passes the result of a read to the machine, unless the machine has the certificate already.
+    /// Passes the result of a read to the machine, unless the machine has what it brings already.
     fn handle_response(&mut self, name: NamespacedName, response: SecretResponse) {
         if !self.schedule.is_named(&name) {
             // Nothing uses it any more.
@@ -151,17 +239,34 @@ impl SecretReader {
         if self.is_unchanged(&name, version.as_deref()) {
             return self.record(&name, SecretReadResult::Unchanged);
         }
-        let read = response.map_or_else(|read| read, read_certificate);
-        let result = result_of(&read);
+        let (result, event) = self.read_event(name.clone(), response);
         match version.filter(|_| result == SecretReadResult::Usable) {
             Some(version) => drop(self.versions.insert(name.clone(), version)),
             None => drop(self.versions.remove(&name)),
         }
         self.record(&name, result);
-        self.runtime.step(ControllerEvent::SecretRead { name, read });
+        self.runtime.step(event);
     }
 
-    /// Returns true if a Secret of this version need not be parsed: its certificate is in force.
+    /// Takes from a Secret what its use needs. Returns the event for the machine, and the result to count.
+    fn read_event(
+        &self,
+        name: NamespacedName,
+        response: SecretResponse,
+    ) -> (SecretReadResult, ControllerEvent) {
+        match self.secret_use {
+            SecretUse::Certificate => {
+                let read = response.map_or_else(SecretRead::from, read_certificate);
+                (result_of(&read), ControllerEvent::SecretRead { name, read })
+            }
+            SecretUse::ClientCa => {
+                let read = response.map_or_else(ClientCaRead::from, read_client_ca);
+                (result_of_client_ca(&read), ControllerEvent::ClientCaRead { name, read })
+            }
+        }
+    }
+
+    /// Returns true if a Secret of this version need not be parsed: what it holds is in force.
     ///
     /// The machine may have refused the same certificate, which is not valid yet, and then gets it again. It may also
     /// have forgotten it: a name that leaves and comes back soon may be no change for this reader.
@@ -170,8 +275,16 @@ impl SecretReader {
         last.is_some()
             && last == version
             && self.runtime.with_machine(|machine| {
-                let state = machine.cluster().certificates.by_secret.get(name);
-                state.is_some_and(|it| matches!(it.last_read, SecretReadState::InForce))
+                let cluster = machine.cluster();
+                let last_read = match self.secret_use {
+                    SecretUse::Certificate => {
+                        cluster.certificates.by_secret.get(name).map(|it| &it.last_read)
+                    }
+                    SecretUse::ClientCa => {
+                        cluster.client_cas.by_secret.get(name).map(|it| &it.last_read)
+                    }
+                };
+                matches!(last_read, Some(SecretReadState::InForce))
             })
     }
 
@@ -194,6 +307,28 @@ fn result_of(read: &SecretRead) -> SecretReadResult {
         SecretRead::Absent => SecretReadResult::Absent,
         SecretRead::Faulty(_) => SecretReadResult::Faulty,
         SecretRead::Unreadable(_) => SecretReadResult::Unreadable,
+    }
+}
+
+fn result_of_client_ca(read: &ClientCaRead) -> SecretReadResult {
+    match read {
+        ClientCaRead::Usable(_) => SecretReadResult::Usable,
+        ClientCaRead::Absent => SecretReadResult::Absent,
+        ClientCaRead::Faulty(_) => SecretReadResult::Faulty,
+        ClientCaRead::Unreadable(_) => SecretReadResult::Unreadable,
+    }
+}
+
+/// Returns the authorities of client certificates in a Secret, or their fault. Nothing else of the Secret is kept, also
+/// if it has a private key.
+fn read_client_ca(secret: Secret) -> ClientCaRead {
+    let mut data = secret.data.unwrap_or_default();
+    let Some(ByteString(authorities)) = data.remove(CLIENT_CA_ENTRY) else {
+        return ClientCaRead::Faulty(format!("it has no {CLIENT_CA_ENTRY}"));
+    };
+    match parse_client_ca(&authorities) {
+        Ok(material) => ClientCaRead::Usable(Arc::new(material)),
+        Err(fault) => ClientCaRead::Faulty(fault.to_string()),
     }
 }
 
@@ -223,7 +358,7 @@ async fn read_secret(client: Client, name: NamespacedName) -> (NamespacedName, S
         Err(_elapsed) => {
             let seconds = READ_TIMEOUT.as_secs();
             let text = format!("the API server has not answered within {seconds} s");
-            Err(SecretRead::Unreadable(text))
+            Err(SecretReadError::Unreadable(text))
         }
     };
     (name, response)
@@ -232,15 +367,15 @@ async fn read_secret(client: Client, name: NamespacedName) -> (NamespacedName, S
 async fn request_secret(client: &Client, name: &NamespacedName) -> SecretResponse {
     // kube puts names into the path as they are, and one with slashes would lead to another namespace.
     if !is_dns_label(&name.namespace) || !is_secret_name(&name.name) {
-        return Err(SecretRead::Faulty("its name is not made of DNS labels".to_owned()));
+        return Err(SecretReadError::Faulty("its name is not made of DNS labels".to_owned()));
     }
     let path = Secret::url_path(&(), Some(name.namespace.as_str()));
     let request = Request::new(path).get(&name.name, &GetParams::default());
-    let request = request.map_err(|error| SecretRead::Unreadable(error_chain(&error)))?;
+    let request = request.map_err(|error| SecretReadError::Unreadable(error_chain(&error)))?;
     match client.request_text(request).await {
         Ok(text) => parse_secret(&text),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Err(SecretRead::Absent),
-        Err(error) => Err(SecretRead::Unreadable(error_text(&error))),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Err(SecretReadError::Absent),
+        Err(error) => Err(SecretReadError::Unreadable(error_text(&error))),
     }
 }
 
@@ -248,7 +383,7 @@ async fn request_secret(client: &Client, name: &NamespacedName) -> SecretRespons
 fn parse_secret(text: &str) -> SecretResponse {
     // The error may quote a part of the response, so it is not shown.
     serde_json::from_str(text).ok().ok_or_else(|| {
-        SecretRead::Unreadable("the response of the API server is not a Secret".to_owned())
+        SecretReadError::Unreadable("the response of the API server is not a Secret".to_owned())
     })
 }
 

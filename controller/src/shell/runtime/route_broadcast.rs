@@ -119,9 +119,12 @@ fn source_count(change: &RouteChange) -> usize {
 
 /// Returns the size of the certificates in a change, in bytes.
 fn certificate_bytes(change: &RouteChange) -> usize {
-    let RouteChange::Certificate(entry) = change else { return 0 };
-    let chain = entry.material.iter().flat_map(|it| &it.chain);
-    chain.map(Vec::len).sum()
+    let certificates = match change {
+        RouteChange::Certificate(entry) => entry.material.as_ref().map(|it| &it.chain),
+        RouteChange::ClientCa(entry) => entry.material.as_ref().map(|it| &it.0),
+        _ => None,
+    };
+    certificates.into_iter().flatten().map(Vec::len).sum()
 }
 
 /// Broadcast of the changes of the RouteTable to streams that get them at the same time.

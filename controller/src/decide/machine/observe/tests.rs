@@ -23,6 +23,7 @@ use crate::{
 
 mod autoscaler_classes;
 mod certificates;
+mod client_cas;
 mod containers;
 mod deletion;
 mod fake_api_server;

@@ -1,3 +1,5 @@
+use common::wire::TlsCipher;
+
 use super::*;
 use crate::model::{
     config_maps::{ParsedConfigMap, read},
@@ -35,6 +37,11 @@ fn every_key_is_followed() {
             allows_underscores: true,
             certificates: Vec::new(),
             https_port: NonZeroU16::new(8443),
+            hsts: HstsPolicy::parse("max-age=31536000; includeSubDomains").ok(),
+            tls: TlsSettings {
+                min_version: TlsMinVersion::Tls13,
+                ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
+            },
         },
     };
     let read = map(&[
@@ -44,6 +51,9 @@ fn every_key_is_followed() {
         ("rouse.dev.underscores-in-headers", "true"),
         ("rouse.dev.certificates", "default-tls, shop.tls\nother,"),
         ("rouse.dev.https-port", " 8443 "),
+        ("rouse.dev.hsts", " max-age=31536000; includeSubDomains "),
+        ("rouse.dev.tls-min-version", "1.3"),
+        ("rouse.dev.tls-ciphers", "TLS_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
         ("domain-template", source),
         ("tag-template", "{{.Name}}-{{.Tag}}"),
         ("http-protocol", "Redirected"),
@@ -129,6 +139,26 @@ fn every_refusal_names_key_and_value() {
         (("rouse.dev.https-port", "65536"), "rouse.dev.https-port = \"65536\", must be 1 to 65535"),
         (("rouse.dev.https-port", "https"), "rouse.dev.https-port = \"https\", must be 1 to 65535"),
         (
+            ("rouse.dev.hsts", "includeSubDomains"),
+            "rouse.dev.hsts = \"includeSubDomains\": max-age is missing",
+        ),
+        (
+            ("rouse.dev.tls-min-version", "1.1"),
+            "rouse.dev.tls-min-version = \"1.1\", must be 1.2 or 1.3",
+        ),
+        (
+            ("rouse.dev.tls-ciphers", "TLS_AES_128_GCM_SHA256,TLS_AES_128_GCM_SHA256"),
+            "rouse.dev.tls-ciphers has \"TLS_AES_128_GCM_SHA256\" twice",
+        ),
+        (
+            ("rouse.dev.tls-ciphers", "TLS_AES_128_GCM_SHA256,RC4"),
+            "rouse.dev.tls-ciphers has \"RC4\", must be of TLS_AES_256_GCM_SHA384, TLS_AES_128_GCM_SHA256, \
+             TLS_CHACHA20_POLY1305_SHA256, TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, \
+             TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, \
+             TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, \
+             TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+        ),
+        (
             ("rouse.dev.upgrades", "xmpp,h2c"),
             "rouse.dev.upgrades has \"h2c\", must be protocols to switch to, and never HTTP",
         ),
@@ -148,6 +178,9 @@ fn values_that_ask_for_nothing_get_no_warning() {
         ("mesh-compatibility-mode", "Disabled"),
         ("rouse.dev.certificates", ""),
         ("rouse.dev.https-port", ""),
+        ("rouse.dev.hsts", ""),
+        ("rouse.dev.tls-min-version", "1.2"),
+        ("rouse.dev.tls-ciphers", ""),
     ];
     assert_eq!(
         map(&pairs),
@@ -159,4 +192,17 @@ fn values_that_ask_for_nothing_get_no_warning() {
 fn trust_in_every_client_gets_a_warning() {
     let read = map(&[("rouse.dev.trusted-proxies", "0.0.0.0/0")]).unwrap();
     assert!(read.warnings.iter().any(|it| it.contains("trusts every client")), "{read:?}");
+}
+
+#[test]
+fn ciphers_of_tls_1_2_alone_get_a_warning_and_none_of_1_3_an_error() {
+    let ciphers = ("rouse.dev.tls-ciphers", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256");
+    let read = map(&[ciphers]).unwrap();
+    assert_eq!(read.value.edge.tls.ciphers, [TlsCipher::EcdheRsaAes128GcmSha256]);
+    let expected = "rouse.dev.tls-ciphers has no cipher of TLS 1.3: clients get TLS 1.2";
+    assert_eq!(read.warnings, [expected]);
+    let error = map(&[ciphers, ("rouse.dev.tls-min-version", "1.3")]).unwrap_err();
+    let expected =
+        "rouse.dev.tls-ciphers has no cipher of TLS 1.3, the only version that is accepted";
+    assert!(error.starts_with(expected), "{error}");
 }

@@ -1,12 +1,14 @@
 //! Pure: admission of DomainMapping and of Knative's internal kinds.
 
-use common::wire::is_secret_name;
+use std::collections::BTreeMap;
+
+use common::wire::{HstsPolicy, is_secret_name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
 use super::{AdmissionRequest, AdmittedKind, check_creator, mutation::annotations_mut};
 use crate::{
-    model::{problem::Problem, scale_policy},
+    model::{knative::key, problem::Problem, scale_policy},
     read::parse::{defaults, dns_names, metadata},
 };
 
@@ -64,6 +66,10 @@ pub(super) fn check_domain_mapping(
         let annotations = meta.annotations.clone().unwrap_or_default();
         check_creator(old, request.object, &annotations, problems);
     }
+    if let Some(annotations) = &meta.annotations {
+        check_client_auth(annotations, problems);
+        check_hsts(annotations, problems);
+    }
     if let Some(tls) = request.object.pointer("/spec/tls").filter(|it| !it.is_null()) {
         check_certificate_secret(tls, problems);
     }
@@ -82,6 +88,33 @@ fn check_certificate_secret(tls: &Value, problems: &mut Vec<Problem>) {
         problems.push(Problem::missing(AT));
     } else if !is_secret_name(name) {
         problems.push(Problem::invalid(AT, name));
+    }
+}
+
+/// Checks Rouse's own annotations for certificates of clients.
+fn check_client_auth(annotations: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
+    let at = |key: &str| format!("metadata.annotations.{key}");
+    let (ca, mode) = (annotations.get(key::CLIENT_CA), annotations.get(key::CLIENT_AUTH));
+    if let Some(name) = ca.filter(|name| !is_secret_name(name)) {
+        let problem = Problem::invalid(at(key::CLIENT_CA), name);
+        problems.push(problem.with_details("it must be the name of a Secret"));
+    }
+    if let Some(mode) = mode.filter(|it| !matches!(it.as_str(), "require" | "optional")) {
+        let problem = Problem::invalid(at(key::CLIENT_AUTH), mode);
+        problems.push(problem.with_details("use require or optional"));
+    }
+    // Without authorities no certificate is valid.
+    if mode.is_some() && ca.is_none() {
+        problems.push(Problem::missing(at(key::CLIENT_CA)));
+    }
+}
+
+/// Checks Rouse's own annotation for `Strict-Transport-Security`.
+fn check_hsts(annotations: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
+    let Some(text) = annotations.get(key::HSTS) else { return };
+    if let Err(fault) = HstsPolicy::parse(text) {
+        let problem = Problem::invalid(format!("metadata.annotations.{}", key::HSTS), text);
+        problems.push(problem.with_details(fault.to_string()));
     }
 }
 

@@ -672,6 +672,42 @@ fn domain_mappings_are_judged_in_knatives_words() {
     );
 }
 
+/// Rouse's own annotations of DomainMappings.
+#[test]
+fn policies_of_a_domain_are_refused_with_their_fault() {
+    let mapping = |annotations: &str| {
+        let spec =
+            "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: s, namespace: n}}";
+        let metadata = format!("{{name: a.example.com, namespace: n, annotations: {annotations}}}");
+        yaml(&format!("{{metadata: {metadata}, spec: {spec}}}"))
+    };
+    check_table(
+        AdmittedKind::DomainMapping,
+        &[
+            (mapping("{rouse.dev/client-ca: clients}"), ""),
+            (mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: optional}"), ""),
+            (mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: require}"), ""),
+            (mapping("{rouse.dev/hsts: max-age=31536000; includeSubDomains}"), ""),
+            (
+                mapping("{rouse.dev/client-ca: other/clients}"),
+                "invalid value: other/clients: metadata.annotations.rouse.dev/client-ca\nit must be the name of a Secret",
+            ),
+            (
+                mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: maybe}"),
+                "invalid value: maybe: metadata.annotations.rouse.dev/client-auth\nuse require or optional",
+            ),
+            (
+                mapping("{rouse.dev/client-auth: require}"),
+                "missing field(s): metadata.annotations.rouse.dev/client-ca",
+            ),
+            (
+                mapping("{rouse.dev/hsts: includeSubDomains}"),
+                "invalid value: includeSubDomains: metadata.annotations.rouse.dev/hsts\nmax-age is missing",
+            ),
+        ],
+    );
+}
+
 /// Objects of Knative's internal groups (knative/serving `pkg/apis/autoscaling/v1alpha1` at 98e5ef9, knative/networking
 /// `pkg/apis/networking/v1alpha1` at 17b28c6).
 #[test]

@@ -285,7 +285,7 @@ async fn a_response_that_is_no_secret_is_not_quoted() {
     let name = NamespacedName::new("default", "own");
     let (_, response) = read_secret(api_server.client(), name).await;
     let text = "the response of the API server is not a Secret".to_owned();
-    assert_eq!(response.err(), Some(SecretRead::Unreadable(text)));
+    assert_eq!(response.err(), Some(SecretReadError::Unreadable(text)));
 }
 
 #[tokio::test]
@@ -296,7 +296,7 @@ async fn a_name_that_leads_to_another_namespace_is_not_requested() {
         let name = NamespacedName::new("default", name);
         let (_, response) = read_secret(api_server.client(), name).await;
         let fault = "its name is not made of DNS labels".to_owned();
-        assert_eq!(response.err(), Some(SecretRead::Faulty(fault)));
+        assert_eq!(response.err(), Some(SecretReadError::Faulty(fault)));
     }
     assert_eq!(api_server.requests(), [""; 0]);
     let (_, response) =
@@ -361,4 +361,59 @@ async fn a_controller_without_tls_reads_no_secret() {
         let asks_later = api_server.accept().is_ok();
         assert!(!asks_later || reads_secrets, "{listen}");
     }
+}
+
+/// Maps a domain, whose clients show certificates of the authorities in the Secret `own` of the namespace `shop`.
+fn name_client_ca(runtime: &ControllerRuntime) -> NamespacedName {
+    let reference =
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
+    let annotations = json!({"rouse.dev/client-ca": "own"});
+    let metadata = json!({"name": "www.shop.test", "namespace": "shop", "uid": "1", "annotations": annotations});
+    runtime.step(ControllerEvent::ObjectObserved {
+        resource: ResourceKind::DomainMapping,
+        name: NamespacedName::new("shop", "www.shop.test"),
+        object: Some(Box::new(json!({"metadata": metadata, "spec": {"ref": reference}}))),
+    });
+    NamespacedName::new("shop", "own")
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_authorities_of_a_secret_are_taken_for_clients() {
+    let authority = TestAuthority::new();
+    let own = authority.issue(&["own.test"]);
+    let keys = [("tls.crt", own.chain_pem.as_str()), ("tls.key", own.key_pem.as_str())];
+    let ca = authority.certificate_pem();
+    let with_ca: Vec<(&str, &str)> = keys.into_iter().chain([("ca.crt", ca.as_str())]).collect();
+    let api_server = FakeSecretServer::new(200, secret("1", &with_ca));
+    let runtime = new_runtime();
+    name_secrets(&runtime, json!({}));
+    let name = name_client_ca(&runtime);
+    let state = || {
+        runtime.with_machine(|machine| machine.cluster().client_cas.by_secret.get(&name).cloned())
+    };
+    let first_read = OnceSignal::new();
+    let (client, shared) = (api_server.client(), Arc::clone(&runtime));
+    tokio::spawn(read_named_client_cas(client, shared, first_read.clone()));
+    first_read.wait().await;
+    let in_force = Some(Arc::new(authority.client_ca()));
+    let first = state().expect("it is named");
+    assert_eq!((&first.in_force, &first.last_read), (&in_force, &SecretReadState::InForce));
+    let certificates =
+        runtime.with_machine(|machine| machine.cluster().certificates.by_secret.len());
+    assert_eq!(certificates, 0, "its certificate and key are not kept");
+    sleep(READ_INTERVAL * 3).await;
+    assert_eq!(runtime.metrics.secret_reads(SecretReadResult::Usable), 1);
+    // Authorities that are missing or broken replace none.
+    for (version, keys, fault) in [
+        ("2", &keys[..], "it has no ca.crt"),
+        ("3", &[("ca.crt", "x")][..], "ca.crt holds no certificate in PEM"),
+    ] {
+        api_server.set_answer(200, secret(version, keys));
+        sleep(READ_INTERVAL * 2).await;
+        let state = state().expect("it is named");
+        let refused = SecretReadState::Refused(fault.to_owned());
+        assert_eq!((state.in_force, state.last_read), (in_force.clone(), refused));
+    }
+    let path = "GET /api/v1/namespaces/shop/secrets/own";
+    assert!(api_server.requests().iter().all(|it| it == path));
 }

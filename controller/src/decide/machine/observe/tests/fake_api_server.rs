@@ -19,7 +19,9 @@ use crate::{
         CertificateCounts, ControllerEvent, ControllerStateMachine, ObjectEventRecord, PodRead,
     },
     model::{
-        cluster_state::{ClusterState, ControllerSettings, PlatformKind, SecretRead, UnixMillis},
+        cluster_state::{
+            ClientCaRead, ClusterState, ControllerSettings, PlatformKind, SecretRead, UnixMillis,
+        },
         knative::key,
         object::{ObjectPartKey, ResourceKind, WriteError},
     },
@@ -78,6 +80,8 @@ pub(super) struct FakeApiServer {
     pub(super) pod_reads_of_other: Vec<PodRead>,
     /// Secrets that the reader of the leader is to read.
     pub(super) named_secrets: BTreeSet<NamespacedName>,
+    /// Secrets that the reader of the leader is to read for authorities of client certificates.
+    pub(super) named_client_cas: BTreeSet<NamespacedName>,
     /// Number of named Secrets in each state.
     pub(super) certificate_counts: CertificateCounts,
 }
@@ -122,6 +126,7 @@ impl FakeApiServer {
             pod_reads: Vec::new(),
             pod_reads_of_other: Vec::new(),
             named_secrets: BTreeSet::new(),
+            named_client_cas: BTreeSet::new(),
             certificate_counts: CertificateCounts::default(),
         };
         let activator = json!({
@@ -168,6 +173,9 @@ impl FakeApiServer {
             self.object_events.extend(effects.object_events);
             if let Some(named) = effects.named_secrets {
                 self.named_secrets = named;
+            }
+            if let Some(named) = effects.named_client_cas {
+                self.named_client_cas = named;
             }
             if let Some(counts) = effects.certificate_counts {
                 self.certificate_counts = counts;
@@ -252,6 +260,11 @@ impl FakeApiServer {
     /// Passes the result of one read of a Secret to all replicas.
     pub(super) fn read_secret(&mut self, name: &NamespacedName, read: SecretRead) {
         self.step(ControllerEvent::SecretRead { name: name.clone(), read });
+    }
+
+    /// Passes the result of one read of a Secret with authorities to all replicas.
+    pub(super) fn read_client_ca(&mut self, name: &NamespacedName, read: ClientCaRead) {
+        self.step(ControllerEvent::ClientCaRead { name: name.clone(), read });
     }
 
     pub(super) fn set_config_map(&mut self, name: &str, data: Value) {
@@ -644,7 +657,8 @@ pub(super) fn differences(one: &RouteTable, other: &RouteTable) -> Vec<String> {
         let revisions = table.revisions.values().map(|it| format!("{it:?}"));
         let pods = table.pods.values().map(|it| format!("{it:?}"));
         let certificates = table.certificates.values().map(|it| format!("{it:?}"));
-        services.chain(revisions).chain(pods).chain(certificates).collect()
+        let client_cas = table.client_cas.values().map(|it| format!("{it:?}"));
+        services.chain(revisions).chain(pods).chain(certificates).chain(client_cas).collect()
     };
     lines(one).symmetric_difference(&lines(other)).cloned().collect()
 }
