@@ -24,6 +24,7 @@ use crate::{
     routes::{
         agent_reports::AgentStreamNumber,
         index_entries::HostIndexEntry,
+        match_rules::MatchRule,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
     slots::peers::Peers,
@@ -76,6 +77,17 @@ impl RouteIndex {
     /// View of the other activators, and the claims and grants for them.
     pub fn peers(&self) -> &Arc<Peers> {
         &self.revision_context.peers
+    }
+
+    /// Service that a request finds by this rule.
+    pub fn find_service(&self, rule: &MatchRule) -> Option<ServiceMatch> {
+        let service = match rule {
+            MatchRule::OwnPort(port) => self.service_by_port(*port),
+            MatchRule::ServiceName(name) => self.service_by_name(name),
+            MatchRule::RevisionName(name) => self.service_for_revision(name),
+            MatchRule::Host(host) => return self.match_host(host),
+        };
+        service.map(ServiceMatch::from)
     }
 
     /// Service behind a port of the activator.
