@@ -12,6 +12,7 @@ use std::{
 
 use common::{
     link::RouteBatch,
+    service_routing::NodeTopology,
     wire::{ConnectionPath, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
@@ -19,7 +20,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::RevisionRouteSettings,
+        route_settings::{PodTable, RevisionRouteSettings},
     },
     routes::{
         agent_reports::AgentStreamNumber,
@@ -168,6 +169,21 @@ impl RouteIndex {
     /// All Revisions that are known.
     pub fn revisions(&self) -> Vec<Arc<ActivatorRevision>> {
         self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
+    }
+
+    /// All services, in no order.
+    pub fn services(&self) -> Vec<Arc<RoutedService>> {
+        self.read().services.iter().map(|it| Arc::clone(&it.0)).collect()
+    }
+
+    /// Pods of a Revision in the table.
+    pub fn pod_table(&self, name: &NamespacedName) -> PodTable {
+        self.read().pod_table(name)
+    }
+
+    /// Node and zone of this activator; empty until the table has listed it.
+    pub fn own_place(&self) -> NodeTopology {
+        self.read().own_place.clone()
     }
 
     /// Ports that should be open.
@@ -337,15 +353,9 @@ impl RouteIndex {
         let _in_order = self.pods_update.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
-        // A Revision that is not in the table has no pods, whatever the table's pods state.
-        let pods = index
-            .pods_by_revision
-            .get(name)
-            .filter(|_| !index.missing_since.contains_key(name))
-            .cloned();
-        let topology = index.activator_topology();
+        let (pods, topology) = (index.pod_table(name), index.activator_topology());
         drop(index);
-        revision.set_pods(&pods.unwrap_or_default(), &topology);
+        revision.set_pods(&pods, &topology);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {

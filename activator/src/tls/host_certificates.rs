@@ -18,7 +18,8 @@ use rustls::ServerConfig;
 use tracing::{info, warn};
 
 use super::{
-    certificate_choice::{SharedCertificate, choose_shared},
+    certificate_choice::{SharedCertificate, choose_certificate},
+    certificate_snapshot::{CertificateSnapshot, PresentedCertificate},
     held_certificate::{HeldCertificate, UsableCertificate},
     server_config::server_config,
     watched_files::FileCertificate,
@@ -68,9 +69,8 @@ impl HostCertificates {
     /// Chooses the settings of a handshake. `None`: no certificate is for the client, which gets the alert
     /// `unrecognized_name` (112).
     ///
-    /// `own` is the Secret of the mapping of `host`, and goes first if it is in force. Otherwise certificates that
-    /// serve all hosts are chosen by [`choose_shared`]. `host` is what the client asks for, in lower case and without
-    /// final dot.
+    /// `own` is the Secret of the mapping of `host`. `host` is what the client asks for, in lower case and without final
+    /// dot. The rule is that of [`choose_certificate`].
     pub fn choose(
         &self,
         own: Option<&NamespacedName>,
@@ -105,6 +105,30 @@ impl HostCertificates {
         held.files.iter().map(newest).collect()
     }
 
+    /// Returns the certificates in force without their keys, for pages. One that may come in force now is left out until
+    /// a handshake puts it in force.
+    pub fn snapshot(&self) -> CertificateSnapshot {
+        let held = self.read();
+        let secrets = held.by_secret.iter();
+        let secrets: Vec<(NamespacedName, Arc<UsableCertificate>)> =
+            secrets.map(|(name, it)| (name.clone(), Arc::clone(it.in_force()))).collect();
+        let shared: Vec<(String, Arc<UsableCertificate>)> =
+            held.shared_sources().map(|(name, it)| (name, Arc::clone(it.in_force()))).collect();
+        // Names are copied without the lock, which handshakes take.
+        drop(held);
+        let present = |name: String, it: &UsableCertificate| PresentedCertificate {
+            name,
+            facts: it.facts.clone(),
+        };
+        CertificateSnapshot::new(
+            secrets.into_iter().map(|(name, it)| {
+                let certificate = present(name.to_string(), &it);
+                (name, certificate)
+            }),
+            shared.into_iter().map(|(name, it)| present(name, &it)),
+        )
+    }
+
     fn choose_at(
         &self,
         own: Option<&NamespacedName>,
@@ -115,10 +139,9 @@ impl HostCertificates {
             self.promote_waiting(now_s);
         }
         let held = self.read();
-        match own.and_then(|name| held.by_secret.get(name)) {
-            Some(own) => Some(Arc::clone(&own.in_force().config)),
-            None => choose_shared(&held.shared, host).cloned(),
-        }
+        let own = own.and_then(|name| held.by_secret.get(name));
+        let own = own.map(|it| &it.in_force().config);
+        choose_certificate(own, &held.shared, host).cloned()
     }
 
     fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
@@ -266,11 +289,18 @@ impl HeldCertificates {
         }
     }
 
+    /// Certificates that serve all hosts, in the order of their choice, with the names of their Secrets and files.
+    fn shared_sources(&self) -> impl Iterator<Item = (String, &HeldCertificate)> {
+        let secrets = self.shared_secrets.iter();
+        let secrets =
+            secrets.filter_map(move |name| Some((name.to_string(), self.by_secret.get(name)?)));
+        let files = self.files.iter().map(|(path, it)| (path.display().to_string(), it));
+        secrets.chain(files)
+    }
+
     /// Computes what follows from the certificates in force.
     fn refresh(&mut self, now_s: i64, metrics: &TlsMetrics) {
-        let secrets = self.shared_secrets.iter().filter_map(|name| self.by_secret.get(name));
-        let files = self.files.iter().map(|(_, it)| it);
-        self.shared = secrets.chain(files).map(shared_certificate).collect();
+        self.shared = self.shared_sources().map(|(_, it)| shared_certificate(it)).collect();
         let all = || self.by_secret.values().chain(self.files.iter().map(|(_, it)| it));
         let ends = all().map(|it| it.in_force().facts.validity.not_after_s);
         metrics.set_certificates(all().count(), ends.min());

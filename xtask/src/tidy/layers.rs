@@ -54,7 +54,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "activator",
         &[
-            "budget clock entrypoint h1 request_error tcp_socket",
+            "budget clock entrypoint h1 request_error route_facts tcp_socket",
             "config metrics",
             "edge/",
             "tls/",
@@ -65,7 +65,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "routes/",
             "requests/",
             "listeners/",
-            "agent_reports peer_streams route_stream",
+            "agent_reports debug_pages peer_streams route_stream",
         ],
     ),
     (

@@ -26,6 +26,8 @@ pub struct ClientConnection {
     connections: Arc<ClientConnections>,
     /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
     client_usage: OnceLock<Arc<ClientUsage>>,
+    /// Protocol of the connection; unset until its first bytes have shown it.
+    pub(super) protocol: OnceLock<ConnectionProtocol>,
     usage: Mutex<ConnectionUsage>,
     /// Bytes of responses that were not sent to its client yet.
     pub(super) response_bytes: AtomicUsize,
@@ -39,6 +41,23 @@ pub struct ClientConnection {
     refusal: OnceSignal,
     /// Cancelled once the connection has to end at once.
     pub cut_off: CancellationToken,
+}
+
+/// Protocol of a client connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionProtocol {
+    /// HTTP/1.1, and what becomes of the connection after an upgrade.
+    Http1 {
+        /// True if the connection has TLS.
+        is_tls: bool,
+    },
+    /// HTTP/2.
+    Http2 {
+        /// True if the connection has TLS.
+        is_tls: bool,
+    },
+    /// Raw TCP.
+    Tcp,
 }
 
 /// Bytes of requests and buffers that a connection holds.
@@ -110,6 +129,7 @@ impl ClientConnection {
             id,
             connections,
             client_usage: OnceLock::new(),
+            protocol: OnceLock::new(),
             usage: Mutex::default(),
             response_bytes: AtomicUsize::new(0),
             active_requests: AtomicUsize::new(0),
@@ -136,6 +156,11 @@ impl ClientConnection {
         // Counted even if it is refused: the count ends when the connection is dropped.
         let _ = self.client_usage.set(client_usage);
         has_room
+    }
+
+    /// Records the protocol. Without effect if it was recorded before.
+    pub fn set_protocol(&self, protocol: ConnectionProtocol) {
+        let _ = self.protocol.set(protocol);
     }
 
     /// Adds received bytes of a body; one connection can hold at most `most` of them.

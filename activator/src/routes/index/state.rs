@@ -228,6 +228,12 @@ impl RouteIndexState {
         self.activator_zones_by_name.values().cloned().collect()
     }
 
+    /// Pods of a Revision. One that is not in the table has none, whatever the table's pods state.
+    pub(super) fn pod_table(&self, name: &NamespacedName) -> PodTable {
+        let pods = self.pods_by_revision.get(name);
+        pods.filter(|_| !self.missing_since.contains_key(name)).cloned().unwrap_or_default()
+    }
+
     /// Places of this activator and of the others.
     pub(super) fn activator_topology(&self) -> ActivatorTopology {
         ActivatorTopology { own_place: self.own_place.clone(), zones: self.activator_zones() }
@@ -255,8 +261,9 @@ impl RouteIndexState {
         let is_early_ready = awaits_report && entry.address.is_some_and(is_reported);
         // The report may come before the table that states that the pod awaits it.
         self.early_ready_pods.inc_by((is_early_ready && !was_early_ready).into());
+        let place = NodeTopology { name: entry.node.into(), zone: entry.zone.into() };
         if awaits_report {
-            self.nodes_of_awaiting_pods.insert(entry.uid.clone(), entry.node.into());
+            self.nodes_of_awaiting_pods.insert(entry.uid.clone(), place.name.clone());
         }
         let pod = PodTableEntry {
             address: entry.address,
@@ -264,6 +271,7 @@ impl RouteIndexState {
             is_early_ready,
             has_standby_order: entry.standby.is_some(),
             name: entry.name.into(),
+            place,
             hints: entry.hints,
             ports: entry.ports.into(),
         };
