@@ -52,6 +52,18 @@ pub struct ActivatorFacts {
     pub routes_version: u64,
 }
 
+impl fmt::Display for ActivatorFacts {
+    /// Writes the name with node and zone, as far as they are known.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "activator {}", self.name)?;
+        match (self.node.as_str(), self.zone.as_str()) {
+            ("", _) => Ok(()),
+            (node, "") => write!(out, " on node {node}"),
+            (node, zone) => write!(out, " on node {node}, zone {zone}"),
+        }
+    }
+}
+
 /// Reason for which a host leads to its service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

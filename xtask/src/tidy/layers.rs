@@ -118,11 +118,11 @@ const LAYERS: &[(&str, &[&str])] = &[
         "rouse",
         &[
             "admin_pages args command_error logging stdout table view",
-            "agent_pages documents kinds",
+            "component_pages documents kinds",
             "manifests",
             "store",
             "apply get",
-            "component delete describe install logs run services top trace",
+            "component delete describe install logs routes run services top trace",
             "check",
             "up",
             "cli",
