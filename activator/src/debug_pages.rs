@@ -45,11 +45,9 @@ use crate::{
         route_choice::{RouteChoice, ServiceChoice, check_http_target, check_target, pick_target},
     },
     revisions::{revision_snapshot::RevisionSnapshot, route_settings::PodTable},
-    route_facts::{
-        ActivatorFacts, CertificateChoiceFacts, RequestQueryError, RequestTraceFacts, RoutesFacts,
-        TracedRequest, parse_host_filter,
-    },
+    route_facts::{ActivatorFacts, CertificateChoiceFacts, RequestTraceFacts, RoutesFacts},
     routes::service::{RoutedService, ServiceMatch, TrafficShare},
+    traced_request::{RequestQueryError, TracedRequest, parse_host_filter},
 };
 
 /// Longest wait for the turn of a page, and then for its client to read it.

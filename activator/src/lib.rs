@@ -11,7 +11,7 @@
 //! | [`clock`], [`tcp_socket`] | Shell: time and random numbers; listeners and keep-alive |
 //! | [`budget`], [`request_error`] | Pure: bounds on what clients may use; responses to failed requests |
 //! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
-//! | [`route_facts`] | Pure: facts about the routes in force, as pages have them |
+//! | [`route_facts`], [`traced_request`] | Pure: facts about the routes in force, as pages have them; their queries |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
 //! | [`tls`] | certificates of hosts at the gateway, and the choice of one for each handshake |
@@ -72,6 +72,7 @@ pub mod routes;
 pub mod slots;
 pub mod tcp_socket;
 pub mod tls;
+pub mod traced_request;
 
 pub use config::ActivatorConfig;
 

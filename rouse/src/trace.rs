@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use activator::{
     entrypoint::Entrypoint,
-    route_facts::{RequestTraceFacts, TracedRequest, parse_entrypoint, parse_header, parse_path},
+    route_facts::RequestTraceFacts,
+    traced_request::{TracedRequest, parse_entrypoint, parse_header, parse_path},
 };
 use agent::service_facts::{TraceFacts, TraceTarget};
 use clap::{Args, ValueEnum};

@@ -1,6 +1,7 @@
 //! Pure: the choice for a request → the facts of the page `/debug/trace`, with the reasons.
 
 use std::{
+    borrow::Cow,
     net::{IpAddr, Ipv4Addr},
     num::NonZeroU16,
 };
@@ -23,11 +24,11 @@ use crate::{
         wait_queue::{PodQueueState, QueuedPod},
     },
     route_facts::{
-        ActivatorFacts, CertificateChoiceFacts, RequestOutcome, RequestQueryError,
-        RequestTraceFacts, RoutedPodFacts, RuleFacts, TracedRequest, TracedTargetFacts,
-        entrypoint_name,
+        ActivatorFacts, CertificateChoiceFacts, RequestOutcome, RequestTraceFacts, RoutedPodFacts,
+        RuleFacts, TracedTargetFacts,
     },
     routes::match_rules::{MatchRule, match_rules},
+    traced_request::{RequestQueryError, TracedRequest, entrypoint_name},
 };
 
 /// Choice for a request, with the state on which it depends.
@@ -116,7 +117,7 @@ pub(super) fn explain(snapshot: RequestSnapshot<'_>) -> RequestTraceFacts {
         rules: snapshot.rules(),
         service: snapshot.service().map(|it| it.service.name.to_string()),
         tag: snapshot.service().and_then(|it| tag_reason(it, snapshot.head)),
-        location: location.map(|it| it.into_owned()),
+        location: location.map(Cow::into_owned),
         targets: targets.map(TargetSnapshot::facts).collect(),
         notes: snapshot.notes(),
         certificate: snapshot.certificate,

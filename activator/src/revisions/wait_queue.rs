@@ -167,7 +167,8 @@ impl<W> WaitQueue<W> {
 
     /// Returns the pod that [`admit`](Self::admit) would choose now, and changes nothing.
     pub fn preview(&self, service_port: Option<NonZeroU16>, random: u64) -> Option<PodEndpointKey> {
-        let at = self.pick(service_port, &mut self.round_robin_cursor.clone(), random)?;
+        let mut cursor = self.round_robin_cursor;
+        let at = self.pick(service_port, &mut cursor, random)?;
         Some(self.open_pods[at].key)
     }
 

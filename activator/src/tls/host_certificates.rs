@@ -116,16 +116,13 @@ impl HostCertificates {
             held.shared_sources().map(|(name, it)| (name, Arc::clone(it.in_force()))).collect();
         // Names are copied without the lock, which handshakes take.
         drop(held);
-        let present = |name: String, it: &UsableCertificate| PresentedCertificate {
-            name,
-            facts: it.facts.clone(),
-        };
+        let secrets = secrets.into_iter().map(|(name, it)| {
+            let certificate = without_key(name.to_string(), &it);
+            (name, certificate)
+        });
         CertificateSnapshot::new(
-            secrets.into_iter().map(|(name, it)| {
-                let certificate = present(name.to_string(), &it);
-                (name, certificate)
-            }),
-            shared.into_iter().map(|(name, it)| present(name, &it)),
+            secrets,
+            shared.into_iter().map(|(name, it)| without_key(name, &it)),
         )
     }
 
@@ -311,6 +308,11 @@ impl HeldCertificates {
 fn shared_certificate(held: &HeldCertificate) -> SharedCertificate<Arc<ServerConfig>> {
     let in_force = held.in_force();
     SharedCertificate { names: in_force.facts.names.clone(), value: Arc::clone(&in_force.config) }
+}
+
+/// Returns names and validity of a certificate, with the name of its Secret or file.
+fn without_key(name: String, certificate: &UsableCertificate) -> PresentedCertificate {
+    PresentedCertificate { name, facts: certificate.facts.clone() }
 }
 
 /// Changes of certificates in a batch, by the names of their Secrets.
