@@ -11,6 +11,7 @@
 //! | [`clock`], [`tcp_socket`] | Shell: time and random numbers; listeners and keep-alive |
 //! | [`budget`], [`request_error`] | Pure: bounds on what clients may use; responses to failed requests |
 //! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
+//! | [`route_facts`], [`traced_request`] | Pure: facts about the routes in force, as pages have them; their queries |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
 //! | [`tls`] | certificates of hosts at the gateway, the choice of one for each handshake, and client CAs |
@@ -23,6 +24,7 @@
 //! | [`listeners`] | listeners, and the client connections that they accept |
 //! | [`peer_streams`], [`agent_reports`] | streams of slots between activators; reports of agents about ready pods |
 //! | [`route_stream`] | the stream of the RouteTable |
+//! | `debug_pages` | pages about the routes in force |
 
 use std::{
     io,
@@ -53,6 +55,7 @@ pub mod budget;
 pub mod clients;
 pub mod clock;
 pub mod config;
+mod debug_pages;
 pub mod edge;
 pub mod entrypoint;
 pub mod h1;
@@ -63,11 +66,13 @@ pub mod pods;
 pub mod request_error;
 pub mod requests;
 pub mod revisions;
+pub mod route_facts;
 pub mod route_stream;
 pub mod routes;
 pub mod slots;
 pub mod tcp_socket;
 pub mod tls;
+pub mod traced_request;
 
 pub use config::ActivatorConfig;
 
@@ -195,6 +200,11 @@ impl ActivatorInstance {
         Self { forwarder, server, ports, usage_reporter }
     }
 
+    /// Pages about the routes in force, for the admin port.
+    pub fn debug_pages(&self) -> axum::Router {
+        debug_pages::debug_pages(Arc::clone(&self.forwarder), Arc::clone(&self.server))
+    }
+
     /// Serves the connections of the gateways until `stop_listeners`.
     fn serve_gateways(&self, gateways: Vec<GatewayListener>, stop_listeners: &CancellationToken) {
         for GatewayListener { listener, entrypoint, transport } in gateways {
@@ -301,7 +311,8 @@ pub async fn run(
     let links = Arc::new(ControlPlaneLinks::new(&config, &stop_links));
     let not_ready_reasons = not_ready_reasons(&activator, &links, &shutdown);
     let admin = AdminState::always_healthy(registry, not_ready_reasons);
-    let pages = common::admin::serve(config.admin, admin, axum::Router::new(), stop_links.clone());
+    let debug_pages = activator.debug_pages();
+    let pages = common::admin::serve(config.admin, admin, debug_pages, stop_links.clone());
     let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,

@@ -9,6 +9,7 @@
 //! | [`endpoint`] | one pod with its pool and its dials |
 //! | [`connection`], [`exchange_error`] | one connection, in HTTP/1.1 or HTTP/2; errors of exchanges |
 //! | [`http1_connection`], [`request_upload`] | an HTTP/1.1 connection; a request on its way over it |
+//! | [`http2_connection`] | an HTTP/2 connection, shared by requests, and the use of one of its streams |
 //! | [`request_body`] | a request's body on its way to a pod |
 //! | [`upgraded_pod`] | the pod's side of an upgraded connection |
 
@@ -19,6 +20,7 @@ pub mod endpoint;
 pub mod endpoint_key;
 pub mod exchange_error;
 pub mod http1_connection;
+pub mod http2_connection;
 pub mod request_body;
 pub mod request_upload;
 pub mod upgraded_pod;

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`forwarder`] | one request, or raw TCP connection: its route, its way to a pod, and the response |
 //! | `pending_request` | stages of a request |
+//! | `route_choice` | choice of the service and the Revision |
 //! | [`request_timer`] | timeouts of a request |
 //! | [`response_body`], [`watched_body`] | body of a response; the same, with a watch on its client |
 //! | [`upgraded_connection`], [`upgraded_client`] | upgraded connections; their client's side |
@@ -19,6 +20,7 @@ pub(crate) mod pending_request;
 pub mod request_log;
 pub mod request_timer;
 pub mod response_body;
+pub(crate) mod route_choice;
 pub(crate) mod splice_pipes;
 pub mod stream_tasks;
 pub(crate) mod tcp_failure_log;

@@ -7,10 +7,12 @@
 //! | [`route_settings`] | pure: settings and pods of a Revision in the RouteTable |
 //! | [`wait_queue`], [`balance`] | pure: the wait queue; choice of the pod and of the Revision |
 //! | [`revision`] | one Revision: its queue, its pods, its slots, and the permits of its requests |
+//! | [`revision_snapshot`] | pure: a Revision at one moment, for pages |
 //! | [`usage_reporter`] | reports of waiting requests to the autoscaler |
 
 pub mod balance;
 pub mod revision;
+pub mod revision_snapshot;
 pub mod route_settings;
 pub mod usage_reporter;
 pub mod wait_queue;

@@ -6,11 +6,13 @@
 //! |---|---|
 //! | [`agent_reports`] | pure: pods that agents report as ready |
 //! | [`index`], `index_entries` | indexes by port, host and name; keys of their entries |
+//! | [`match_rules`] | pure: rules by which a request finds its service |
 //! | [`service`] | a service, and the match of a request to it |
 //! | [`revision_metrics`] | gauges of the Revisions, computed for each scrape |
 
 pub mod agent_reports;
 pub mod index;
 pub(crate) mod index_entries;
+pub mod match_rules;
 pub mod revision_metrics;
 pub mod service;

@@ -7,6 +7,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`certificate_choice`] | pure: choice among the certificates that hosts share |
+//! | [`certificate_snapshot`] | pure: certificates in force without their keys, for pages |
 //! | [`held_certificate`] | pure: certificate in force of one Secret or file, and its replacement |
 //! | [`watched_files`] | pure: certificate files as the last looks have found them |
 //! | [`server_config`] | TLS settings of one certificate |
@@ -16,6 +17,7 @@
 
 pub mod certificate_choice;
 pub mod certificate_files;
+pub mod certificate_snapshot;
 pub mod client_cas;
 pub mod held_certificate;
 pub mod host_certificates;

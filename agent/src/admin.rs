@@ -1,14 +1,12 @@
 //! Shell: health and metrics pages of the agent, and those about its services and its pods on standby.
 
 use std::{
-    io,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use axum::{
     Router,
-    body::{Body, Bytes},
     extract::{RawQuery, State},
     http::{
         StatusCode,
@@ -17,14 +15,12 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use common::admin::AdminState;
-use futures::stream;
+use common::{admin::AdminState, page_body::page_body};
 use prometheus_client::registry::Registry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::{
     health::ProxyHealth,
-    lock::lock,
     metrics::{AgentMetrics, NotReadyReasons},
     routes::plan::ServiceCursor,
     service_facts::{FrontendFacts, NodeFacts, NodeServices, TraceFacts, TraceTarget},
@@ -36,8 +32,6 @@ use crate::{
 
 /// Longest time for the answer to one page of facts, and then for its client to read it.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Size of the parts in which such a page is sent.
-const PART_BYTES: usize = 64 << 10;
 
 /// Question of a page to the loop, which has the facts.
 #[derive(Debug)]
@@ -140,39 +134,6 @@ fn page_response<T: serde::Serialize>(facts: Option<(T, OwnedSemaphorePermit)>) 
     }
 }
 
-/// Part of a page that its client has not taken yet, with the turn of the page; `None`: it was given up.
-type PageRest = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
-
-/// Returns the body of a page. It keeps the turn until the client has taken it: clients that do not read could make the
-/// agent hold any number of pages otherwise. A client that has not taken all after `timeout` gets no more.
-fn page_body(text: Vec<u8>, turn: OwnedSemaphorePermit, timeout: Duration) -> Body {
-    let rest: PageRest = Arc::new(Mutex::new(Some((Bytes::from(text), turn))));
-    let unread = Arc::downgrade(&rest);
-    tokio::spawn(async move {
-        tokio::time::sleep(timeout).await;
-        if let Some(rest) = unread.upgrade() {
-            *lock(&rest) = None;
-        }
-    });
-    Body::from_stream(stream::unfold(rest, |rest| async move {
-        let part = next_part(&rest)?;
-        Some((part, rest))
-    }))
-}
-
-/// Takes the next part of a page; `None` at the end.
-fn next_part(rest: &PageRest) -> Option<io::Result<Bytes>> {
-    match &mut *lock(rest) {
-        Some((text, _)) if text.is_empty() => None,
-        Some((text, _)) => {
-            let part = text.split_to(text.len().min(PART_BYTES));
-            // A copy: a part that waits in the server's buffer would keep the memory of the whole page.
-            Some(Ok(Bytes::copy_from_slice(&part)))
-        }
-        None => Some(Err(io::ErrorKind::TimedOut.into())),
-    }
-}
-
 impl FactsSource {
     /// Waits for the facts of a page, but not too long. Returns them with the turn of the page.
     async fn within_timeout<T>(
@@ -210,7 +171,6 @@ impl FactsSource {
 #[cfg(test)]
 mod tests {
     use common::admin::HealthCheck;
-    use futures::StreamExt as _;
 
     use super::*;
     use crate::service_facts::{FrontendMode, ServiceSource, TraceOutcome};
@@ -307,33 +267,6 @@ mod tests {
         let text = axum::body::to_bytes(page.into_body(), usize::MAX).await.expect("in time");
         let read: NodeStandby = serde_json::from_slice(&text).expect("it is the page");
         assert_eq!((read.node.name.as_str(), read.pods.len()), ("n1", 0));
-    }
-
-    async fn take_turn(turn: &Arc<Semaphore>) -> OwnedSemaphorePermit {
-        Arc::clone(turn).acquire_owned().await.expect("it is never closed")
-    }
-
-    #[tokio::test]
-    async fn a_page_keeps_its_turn_until_it_is_read() {
-        let turn = Arc::new(Semaphore::new(1));
-        let text = vec![b'x'; 2 * PART_BYTES + 1];
-        let body = page_body(text.clone(), take_turn(&turn).await, PAGE_TIMEOUT);
-        assert_eq!(turn.available_permits(), 0);
-        let read = axum::body::to_bytes(body, usize::MAX).await.expect("in time");
-        assert!(read == text, "{} bytes", read.len());
-        assert_eq!(turn.available_permits(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_client_that_does_not_read_loses_the_rest_of_its_page() {
-        let turn = Arc::new(Semaphore::new(1));
-        let text = vec![b'x'; 3 * PART_BYTES];
-        let body = page_body(text, take_turn(&turn).await, Duration::from_millis(200));
-        let mut parts = body.into_data_stream();
-        let first = parts.next().await.expect("a part").expect("in time");
-        assert_eq!(first.len(), PART_BYTES);
-        drop(take_turn(&turn).await);
-        parts.next().await.expect("an end").expect_err("the rest is given up");
     }
 
     #[tokio::test]

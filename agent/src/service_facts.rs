@@ -4,6 +4,7 @@
 
 use std::{fmt, net::SocketAddr};
 
+use common::url_query::decode_percent;
 use serde::{Deserialize, Serialize};
 
 /// Source of a frontend.
@@ -324,29 +325,6 @@ pub fn parse_target(text: &str) -> Result<SocketAddr, TraceQueryError> {
     let expected = "an IP address and port, such as 10.96.0.10:53 or [fd00::10]:53";
     let error = || TraceQueryError { parameter: "to", value: text.to_owned(), expected };
     parsed.map(|to| SocketAddr::new(to.ip().to_canonical(), to.port())).ok_or_else(error)
-}
-
-/// Replaces each `%` with two hexadecimal digits by its byte. Other text stays as it is.
-fn decode_percent(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|it| std::str::from_utf8(it).ok());
-        // A sign is no digit, though the parser of numbers accepts one.
-        let is_hex = |it: &&str| it.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let decoded = digits.filter(is_hex).and_then(|it| u8::from_str_radix(it, 16).ok());
-        match decoded.filter(|_| first == b'%') {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
 //! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`, `log`,
-//! `probe`, `tls`, `enrollment`, `http_server` and `admin` do I/O; every component would otherwise repeat them.
+//! `probe`, `tls`, `enrollment`, `http_server`, `page_body` and `admin` do I/O; every component would otherwise repeat
+//! them.
 //!
 //! | module | between | content |
 //! |---|---|---|
@@ -21,6 +22,8 @@
 //! | [`tls`] | user-space components | identities and encryption |
 //! | [`enrollment`] | user-space components, controller | requests of a certificate |
 //! | [`http_server`] | components, their HTTP clients | HTTP server with bounds on connections and time |
+//! | [`page_body`] | agent, activator, their HTTP clients | bodies of large pages |
+//! | [`url_query`] | agent, activator, their HTTP clients | values in the query of a URL |
 //! | [`admin`] | user-space components, operators | health, readiness, metrics |
 //! | `fixtures` | tests and benchmarks | entries of a RouteTable; certificates |
 #![warn(missing_docs)]
@@ -37,10 +40,12 @@ pub mod local_node;
 pub mod log;
 pub mod once_signal;
 pub mod outbox;
+pub mod page_body;
 pub mod probe;
 pub mod quantity;
 pub mod replicas;
 pub mod request_log;
 pub mod service_routing;
 pub mod tls;
+pub mod url_query;
 pub mod wire;

@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     apply,
     args::{ApplyArgs, DEFAULT_NODE, DeleteArgs, DescribeArgs, GetArgs, LogsArgs, TopArgs},
-    check, delete, describe, get, install, logs, run, services, stdout,
+    check, delete, describe, get, install, logs, routes, run, services, stdout,
     store::NodeStore,
     top, trace, up,
 };
@@ -47,7 +47,9 @@ enum RouseCommand {
     Top(TopArgs),
     /// List the services that a node's agent serves at their ClusterIPs
     Services(services::ServicesArgs),
-    /// Show where a connect to an address goes from a node, and why
+    /// List the hosts that an activator routes, with their Revisions and pods
+    Routes(routes::RoutesArgs),
+    /// Show where a connect to an address or a request to a host goes, and why
     Trace(trace::TraceArgs),
     /// Delete services by name or manifest
     Delete(DeleteArgs),
@@ -84,7 +86,10 @@ impl RouseCli {
         let node = self.node.as_deref();
         let local_node = match &self.command {
             // A Kubernetes node may have a name that no local node can have.
-            RouseCommand::Services(_) | RouseCommand::Trace(_) | RouseCommand::Check(_) => None,
+            RouseCommand::Services(_)
+            | RouseCommand::Routes(_)
+            | RouseCommand::Trace(_)
+            | RouseCommand::Check(_) => None,
             _ => node,
         };
         let layout = NodeLayout::new(local_node.unwrap_or(DEFAULT_NODE))?;
@@ -112,6 +117,7 @@ impl RouseCli {
             RouseCommand::Logs(args) => logs::logs(&layout, &store, &args)?,
             RouseCommand::Top(args) => top::top(&layout, &store, &args)?,
             RouseCommand::Services(args) => services::services(node, &args)?,
+            RouseCommand::Routes(args) => routes::routes(node, &args)?,
             RouseCommand::Trace(args) => trace::trace(node, &args)?,
             RouseCommand::Delete(args) => return Ok(delete::delete(&layout, &store, &args)?),
             RouseCommand::Check(args) => return check::check(&args, node),
@@ -175,6 +181,10 @@ mod tests {
             "rouse services -A -o wide --kubeconfig c --node ip-10-0-0-1.ec2.internal",
             "rouse trace 10.96.0.1:80 --kubeconfig c --from pod/web-1 -n demo -o json",
             "rouse trace [fd00::a]:53 --protocol udp",
+            "rouse trace shop.example /cart?id=1 --tls --entrypoint inside --client 10.0.0.1",
+            "rouse trace shop.example --header a:b --header c:d --kubeconfig c -o wide",
+            "rouse routes --kubeconfig c --node n1 --no-headers",
+            "rouse routes shop -o json",
             "rouse check --kubeconfig c --node ip-10-0-0-1.ec2.internal",
         ] {
             RouseCli::try_parse_from(line.split(' '))

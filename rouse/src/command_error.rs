@@ -19,9 +19,9 @@ pub(crate) enum CommandError {
     /// The arguments contradict each other or are incomplete.
     #[error("error: {0}")]
     Usage(String),
-    /// An agent cannot be asked, or did not answer.
+    /// An agent or activator cannot be asked, or did not answer.
     #[error("error: {0}")]
-    Agent(String),
+    Component(String),
     /// A manifest is invalid.
     #[error("error: {file}: {reason}")]
     Manifest {

@@ -6,9 +6,9 @@ use agent::service_facts::NodeServices;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    agent_pages::{AgentArgs, AgentChoice, AgentPages, ClusterAgents, check_node},
     args::NamespaceArgs,
     command_error::CommandError,
+    component_pages::{ComponentArgs, ComponentPages, PageComponent, check_node},
     stdout,
 };
 
@@ -35,18 +35,14 @@ pub(crate) struct ServicesArgs {
     #[arg(long)]
     no_headers: bool,
     #[command(flatten)]
-    agent: AgentArgs,
+    component: ComponentArgs,
 }
 
 /// Prints the services of an agent; `node` names it.
 pub(crate) fn services(node: Option<&str>, args: &ServicesArgs) -> Result<(), CommandError> {
-    let pages = match &args.agent.kubeconfig {
-        None => AgentPages::of_this_machine(node)?,
-        Some(file) => ClusterAgents::connect(file, &args.agent.system_namespace)?
-            .choose(node.map_or(AgentChoice::Any, AgentChoice::OfNode))?,
-    };
-    let mut services: NodeServices = parse_facts(&pages.get("/debug/services")?)?;
-    check_node(node, &services.node.name).map_err(CommandError::Usage)?;
+    let pages = ComponentPages::find(PageComponent::Agent, node, &args.component)?;
+    let mut services: NodeServices = pages.get("/debug/services")?;
+    check_node(PageComponent::Agent, node, &services.node.name).map_err(CommandError::Usage)?;
     let namespace = (!args.all_namespaces).then_some(args.scope.namespace.as_str());
     services_table::select(&mut services, namespace);
     if args.output == Some(FactsFormat::Json) {
@@ -66,14 +62,4 @@ pub(crate) fn services(node: Option<&str>, args: &ServicesArgs) -> Result<(), Co
 pub(crate) fn print_json(facts: &impl serde::Serialize) -> Result<(), CommandError> {
     let text = serde_json::to_string_pretty(facts).map_err(std::io::Error::other)?;
     Ok(stdout::print_line(&text)?)
-}
-
-/// Parses facts. A field that is missing shows that the agent is of another version.
-pub(crate) fn parse_facts<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, CommandError> {
-    serde_json::from_str(text).map_err(|error| {
-        CommandError::Agent(format!(
-            "the agent is of another version than this command, or another program has its port: \
-             {error}"
-        ))
-    })
 }

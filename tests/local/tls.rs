@@ -46,6 +46,7 @@ fn third_party_clients_speak_tls_with_a_service_that_slept() {
     clients.h2load(HOST, 2000);
     check_clients_in_other_languages(&clients);
     check_redirect(&node, &clients);
+    check_routes(&node);
 }
 
 /// Checks what OpenSSL's client sees: chains, names, ALPN and versions.
@@ -104,6 +105,21 @@ fn check_redirect(node: &RouseNode, clients: &TlsClients) {
     assert_eq!((response.status, response.header("location")), (301, location.as_str()));
     assert_eq!(clients.curl(host, &["--http2"]), "200 2");
     assert_eq!(clients.curl(host, &["--http1.1"]), "200 1.1");
+}
+
+/// Checks that the activator shows hosts with their certificates, and explains the choice for a request.
+fn check_routes(node: &RouseNode) {
+    let table = node.run_rouse(&["routes", HOST, "--no-headers"]);
+    let (row, certificate) = (table.trim_end(), ".crt");
+    assert!(row.starts_with(HOST) && row.lines().count() == 1, "{table}");
+    assert!(row.contains("default/hello-00001") && row.ends_with(certificate), "{table}");
+    let trace = node.run_rouse(&["trace", HOST, "/path", "--tls"]);
+    assert!(trace.contains("goes to a Revision of default/hello\n"), "{trace}");
+    assert!(trace.contains("(wildcard)\n"), "{trace}");
+    let trace = node.run_rouse(&["trace", "redirected.default.localhost"]);
+    assert!(trace.contains("is redirected with status 301 to https://"), "{trace}");
+    let trace = node.run_rouse(&["trace", UNKNOWN_HOST]);
+    assert!(trace.contains("is refused with status 404\n"), "{trace}");
 }
 
 #[test]

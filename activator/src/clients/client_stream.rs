@@ -23,27 +23,27 @@ const ALPN_HTTP2: &[u8] = b"h2";
 
 /// Stream of a client's bytes: what it sends and receives within TLS, or over TCP alone.
 #[derive(Debug)]
-pub enum ClientStream {
+pub enum AcceptedStream {
     /// Connection of TCP alone.
     Plain(TcpStream),
     /// Connection of TLS whose handshake is complete.
     Tls(Box<TlsStream<BoundedTcp>>),
 }
 
-impl From<TcpStream> for ClientStream {
+impl From<TcpStream> for AcceptedStream {
     fn from(stream: TcpStream) -> Self {
         Self::Plain(stream)
     }
 }
 
-impl From<TlsStream<BoundedTcp>> for ClientStream {
+impl From<TlsStream<BoundedTcp>> for AcceptedStream {
     fn from(mut tls: TlsStream<BoundedTcp>) -> Self {
         tls.get_mut().0.mark_decrypted();
         Self::Tls(Box::new(tls))
     }
 }
 
-impl ClientStream {
+impl AcceptedStream {
     /// TCP connection below, whose readiness shows the client's FIN and reset.
     pub fn tcp(&self) -> &TcpStream {
         match self {
@@ -124,7 +124,7 @@ impl ClientStream {
     }
 }
 
-impl AsyncRead for ClientStream {
+impl AsyncRead for AcceptedStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -137,7 +137,7 @@ impl AsyncRead for ClientStream {
     }
 }
 
-impl AsyncWrite for ClientStream {
+impl AsyncWrite for AcceptedStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -17,13 +17,14 @@ use std::{
 use crate::{
     budget::{ClientBound, ClientBudget, ClientNetwork},
     metrics::RefusalCounters,
+    route_facts::ConnectionCounts,
 };
 
 mod connection;
 
 pub use connection::{
-    ActiveRequestGuard, ClientConnection, HeadBytesGuard, RefusalGuard, RequestBodyGuard,
-    ResponseBytesGuard,
+    ActiveRequestGuard, ClientConnection, ConnectionProtocol, HeadBytesGuard, RefusalGuard,
+    RequestBodyGuard, ResponseBytesGuard,
 };
 
 /// Divisor of the number of connections. The quotient is the number of idle ones that are closed at once, so that not
@@ -108,6 +109,22 @@ impl ClientConnections {
         let client_connection = Arc::new(ClientConnection::new(table.last_id, Arc::clone(self)));
         table.connections.insert(client_connection.id, Arc::downgrade(&client_connection));
         Some(client_connection)
+    }
+
+    /// Numbers of open connections by kind.
+    pub fn count_by_kind(&self) -> ConnectionCounts {
+        let mut counts = ConnectionCounts::default();
+        for client_connection in self.snapshot() {
+            let (kind, is_tls) = match client_connection.protocol.get() {
+                None => (&mut counts.opening, false),
+                Some(ConnectionProtocol::Http1 { is_tls }) => (&mut counts.http1, *is_tls),
+                Some(ConnectionProtocol::Http2 { is_tls }) => (&mut counts.http2, *is_tls),
+                Some(ConnectionProtocol::Tcp) => (&mut counts.tcp, false),
+            };
+            *kind += 1;
+            counts.tls += usize::from(is_tls);
+        }
+        counts
     }
 
     /// Bytes of requests that clients hold now.

@@ -27,7 +27,7 @@ use tokio::{
 
 use crate::{
     clients::{
-        client_stream::ClientStream, connections::ClientConnection,
+        client_stream::AcceptedStream, connections::ClientConnection,
         http2_frames::Http2FrameInspector, request_targets::RequestTargetInspector,
     },
     edge::proxy_protocol::{self, ProxyHeader, ProxyHeaderStep},
@@ -99,7 +99,7 @@ pub struct ClientGoneError;
 
 #[derive(Debug)]
 struct ClientSocketInner {
-    stream: ClientStream,
+    stream: AcceptedStream,
     /// True if hyper has flushed everything since the request came.
     is_flushed: bool,
     /// True if the first byte of the response was sent ahead.
@@ -132,7 +132,10 @@ pub struct RawRequestTarget(pub Bytes);
 
 impl ClientSocket {
     /// Wraps the stream of a client, whose bytes are charged to `client_connection`.
-    pub fn new(stream: impl Into<ClientStream>, client_connection: Arc<ClientConnection>) -> Self {
+    pub fn new(
+        stream: impl Into<AcceptedStream>,
+        client_connection: Arc<ClientConnection>,
+    ) -> Self {
         let stream = stream.into();
         let (interim, flush_waker) = (BytesMut::new(), None);
         let (is_flushed, is_first_byte_sent, has_unread_body) = (false, false, false);

@@ -30,8 +30,10 @@ use crate::{
     },
     clients::{
         client_info::ClientInfo,
-        client_stream::ClientStream,
-        connections::{ActiveRequestGuard, ClientConnection, ClientConnections},
+        client_stream::AcceptedStream,
+        connections::{
+            ActiveRequestGuard, ClientConnection, ClientConnections, ConnectionProtocol,
+        },
         head_charge,
         reconnect_jitter::ReconnectJitter,
         socket::{ClientGoneError, ClientSocket, read_proxy_header},
@@ -147,6 +149,7 @@ impl ClientConnectionServer {
             }
         };
         if let Some((service, _request_guard)) = tcp_request {
+            client_connection.set_protocol(ConnectionProtocol::Tcp);
             let client = peer.ip().to_canonical();
             let served = self.forwarder.serve_tcp(stream, &service, client, &client_connection);
             // Boxed, so that a connection of HTTP holds no memory for it.
@@ -178,7 +181,7 @@ impl ClientConnectionServer {
             return Ok(());
         }
         let stream = match transport {
-            ClientTransport::Plain => ClientStream::from(stream),
+            ClientTransport::Plain => AcceptedStream::from(stream),
             // Boxed, so that nothing of the handshake is left afterwards.
             ClientTransport::Tls => {
                 let accepted = self.accept_tls(stream, client, &client_connection);
@@ -196,10 +199,15 @@ impl ClientConnectionServer {
             is_tls: stream.is_tls(),
             reconnect_jitter: ReconnectJitter::from_random(random_u64()),
         };
+        let is_tls = client.is_tls;
         let socket = ClientSocket::new(stream, Arc::clone(&client_connection));
         match self.detect_http2(&socket).await {
-            Ok(Ok(true)) => self.serve_http2(socket, entrypoint, client, client_connection).await,
+            Ok(Ok(true)) => {
+                client_connection.set_protocol(ConnectionProtocol::Http2 { is_tls });
+                self.serve_http2(socket, entrypoint, client, client_connection).await
+            }
             Ok(Ok(false)) => {
+                client_connection.set_protocol(ConnectionProtocol::Http1 { is_tls });
                 let ended =
                     self.serve_http1(socket.clone(), entrypoint, client, &client_connection).await;
                 // After an error the client has no response that a reset could destroy.

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::sync::DropGuard;
 
-use crate::pods::{connection::Http2PodStream, http1_connection::UpgradedPodStream};
+use crate::pods::{http1_connection::UpgradedPodStream, http2_connection::Http2PodStream};
 
 /// Pod's side of a connection that leaves HTTP.
 #[derive(Debug)]

@@ -39,18 +39,40 @@ impl PodRank {
     pub const ALL: [Self; 3] = [Self::Preferred, Self::Usual, Self::Standby];
 }
 
+/// Policy by which a pod is chosen among those of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BalancePolicy {
+    /// The less loaded of two random pods.
+    BetterOfTwo,
+    /// The first pod with a free slot, by address.
+    FirstFree,
+    /// The next pod with a free slot, in turn.
+    RoundRobin,
+}
+
 /// Highest containerConcurrency for which the first free pod is chosen.
 const FIRST_FREE_UP_TO: u32 = 3;
+
+impl BalancePolicy {
+    /// Returns the policy for a hard limit (containerConcurrency); 0: no limit.
+    pub fn of_limit(limit: u32) -> Self {
+        match limit {
+            0 => Self::BetterOfTwo,
+            1..=FIRST_FREE_UP_TO => Self::FirstFree,
+            _ => Self::RoundRobin,
+        }
+    }
+}
 
 /// Chooses among `pods`, sorted by key. Returns an index; `None`: no pod has capacity, or there is none.
 ///
 /// `limit` is containerConcurrency (0: no limit, and all pods have capacity). `cursor` is the position of round robin.
 /// `random` is uniform over u64.
 pub fn pick_pod(pods: &[PodLoad], limit: u32, cursor: &mut usize, random: u64) -> Option<usize> {
-    match limit {
-        0 => better_of_two(pods, random),
-        1..=FIRST_FREE_UP_TO => pods.iter().position(|pod| pod.free_slots > 0),
-        _ => next_round_robin(pods, cursor),
+    match BalancePolicy::of_limit(limit) {
+        BalancePolicy::BetterOfTwo => better_of_two(pods, random),
+        BalancePolicy::FirstFree => pods.iter().position(|pod| pod.free_slots > 0),
+        BalancePolicy::RoundRobin => next_round_robin(pods, cursor),
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
         endpoint_key::PodEndpointKey,
     },
     revisions::{
+        revision_snapshot::{RevisionSnapshot, SnapshotPod},
         route_settings::{ActivatorTopology, PodTable, RevisionRouteSettings},
         usage_reporter::{QueueUsageReporter, QueueUsageSource},
         wait_queue::{DispatchedRequest, PauseNumber},
@@ -153,6 +154,34 @@ impl ActivatorRevision {
             waiting: active.wait_queue.waiting_count(),
             at_pods: active.wait_queue.in_flight(),
         }
+    }
+
+    /// The Revision as it is now, with the pod that would get a request for a port of the scaled Service. `None`: the
+    /// Revision is one of Knative. `random` is uniform over u64. Nothing changes by it.
+    pub fn snapshot(&self, service_port: Option<NonZeroU16>, random: u64) -> RevisionSnapshot {
+        let state = self.lock_state();
+        let mut snapshot = RevisionSnapshot {
+            settings: state.route_settings.clone(),
+            waiting: 0,
+            waiting_for_port: 0,
+            max_waiting: self.context.queue_bounds.max_requests,
+            in_flight: 0,
+            pods: Vec::new(),
+            next: None,
+        };
+        let Some(active) = &state.active else { return snapshot };
+        let queue = &active.wait_queue;
+        snapshot.waiting = queue.waiting_count();
+        snapshot.waiting_for_port = queue.waiting_count_for(service_port);
+        snapshot.max_waiting = queue.max_waiting();
+        snapshot.in_flight = queue.in_flight();
+        let pods = queue.queued_pods().filter_map(|queued| {
+            let uid = active.pods.get(&queued.load.key)?.uid.clone();
+            Some(SnapshotPod { uid, queued })
+        });
+        snapshot.pods = pods.collect();
+        snapshot.next = queue.preview(service_port, random);
+        snapshot
     }
 
     /// Closes connections to pods that were idle for too long.

@@ -83,6 +83,8 @@ pub struct PodTableEntry {
     pub has_standby_order: bool,
     /// Name of the pod, without its namespace.
     pub name: SmolStr,
+    /// Node that the pod runs on, and its zone; empty where they are not known.
+    pub place: NodeTopology,
     /// Clients that should use the pod.
     pub hints: TopologyHints,
     /// Ports to which a scaled Service leads; empty for a pod of a Knative Revision.
@@ -197,6 +199,7 @@ mod tests {
             is_early_ready: false,
             has_standby_order: false,
             name: "p".into(),
+            place: NodeTopology::default(),
             hints: TopologyHints { zone: zone.into(), ..TopologyHints::default() },
             ports: Box::default(),
         }

@@ -63,6 +63,26 @@ pub struct PauseNumber(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQueueFull;
 
+/// State of a pod in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodQueueState {
+    /// It takes requests.
+    Open,
+    /// It gets no requests for a while, because a dial failed or got no SYN-ACK.
+    Paused,
+    /// It takes no requests, and still has some in flight.
+    Closed,
+}
+
+/// Pod of the queue with its load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuedPod {
+    /// Load of the pod. One that takes no requests has no free slots.
+    pub load: PodLoad,
+    /// State of the pod.
+    pub state: PodQueueState,
+}
+
 /// Dispatched request: its waiter, and its pod. The request already counts as in flight there.
 pub type DispatchedRequest<W> = (W, PodEndpointKey);
 
@@ -136,15 +156,34 @@ impl<W> WaitQueue<W> {
         service_port: Option<NonZeroU16>,
         random: u64,
     ) -> Option<PodEndpointKey> {
-        // Nearly all Revisions have no other ranks than the usual one, so that their requests need no second list.
-        let pick = if self.ranks.is_empty() { pick_pod } else { pick_ranked_pod };
-        let range = self.open_range(service_port);
-        let pods = &self.open_pods[range.clone()];
-        let at = pick(pods, self.limit, &mut self.round_robin_cursor, random)?;
-        let load = &mut self.open_pods[range.start + at];
+        let mut cursor = self.round_robin_cursor;
+        let at = self.pick(service_port, &mut cursor, random)?;
+        self.round_robin_cursor = cursor;
+        let load = &mut self.open_pods[at];
         load.in_flight += 1;
         load.free_slots = load.free_slots.saturating_sub(1);
         Some(load.key)
+    }
+
+    /// Returns the pod that [`admit`](Self::admit) would choose now, and changes nothing.
+    pub fn preview(&self, service_port: Option<NonZeroU16>, random: u64) -> Option<PodEndpointKey> {
+        let mut cursor = self.round_robin_cursor;
+        let at = self.pick(service_port, &mut cursor, random)?;
+        Some(self.open_pods[at].key)
+    }
+
+    /// Chooses an open pod for a port, by its index.
+    fn pick(
+        &self,
+        service_port: Option<NonZeroU16>,
+        cursor: &mut usize,
+        random: u64,
+    ) -> Option<usize> {
+        // Nearly all Revisions have no other ranks than the usual one, so that their requests need no second list.
+        let pick = if self.ranks.is_empty() { pick_pod } else { pick_ranked_pod };
+        let range = self.open_range(service_port);
+        let at = pick(&self.open_pods[range.clone()], self.limit, cursor, random)?;
+        Some(range.start + at)
     }
 
     /// Puts a request of `bytes` bytes into the queue, at its place. Fails if its port has reached a bound.
@@ -267,6 +306,21 @@ impl<W> WaitQueue<W> {
         self.open_pods.iter().map(|load| load.key)
     }
 
+    /// Pods with their loads: those that take requests, then paused ones, then the others.
+    pub fn queued_pods(&self) -> impl Iterator<Item = QueuedPod> {
+        let not_open = move |key: PodEndpointKey, state: PodQueueState| {
+            let in_flight = self.closed_pods.get(&key).copied().unwrap_or(0);
+            let load = PodLoad { key, in_flight, free_slots: 0, rank: self.rank(key) };
+            QueuedPod { load, state }
+        };
+        let state = PodQueueState::Open;
+        let open = self.open_pods.iter().map(move |load| QueuedPod { load: *load, state });
+        let paused = self.paused_pods.keys().map(move |key| not_open(*key, PodQueueState::Paused));
+        let is_closed = move |key: &PodEndpointKey| !self.paused_pods.contains_key(key);
+        let closed = self.closed_pods.keys().copied().filter(is_closed);
+        open.chain(paused).chain(closed.map(move |key| not_open(key, PodQueueState::Closed)))
+    }
+
     /// Registers the end of a request at `pod`. Returns the requests dispatched by it.
     ///
     /// With a hard limit this adds no capacity: [`RevisionSlots`] may give the slot to another activator. If it does
@@ -336,6 +390,11 @@ impl<W> WaitQueue<W> {
         self.waiting.len()
     }
 
+    /// Number of requests that wait for a port.
+    pub fn waiting_count_for(&self, service_port: Option<NonZeroU16>) -> usize {
+        self.waiting_by_port.get(&service_port).map_or(0, |amount| amount.requests)
+    }
+
     /// Number of requests in flight, over all pods.
     pub fn in_flight(&self) -> u64 {
         let open = self.open_pods.iter().map(|load| load.in_flight);
@@ -344,7 +403,7 @@ impl<W> WaitQueue<W> {
 
     /// Number of requests that may wait now for one port. Example: with the bound 10,000 and two pods with
     /// containerConcurrency 4, 10,080 requests may wait. Pods of a scaled Service have no hard limit.
-    fn max_waiting(&self) -> usize {
+    pub fn max_waiting(&self) -> usize {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         // Paused pods count too, so that a short pause does not lower the bound.
         let of_pods = self.ready_pods.len().saturating_mul(limit).saturating_mul(QUEUED_PER_SLOT);

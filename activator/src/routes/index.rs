@@ -12,6 +12,7 @@ use std::{
 
 use common::{
     link::RouteBatch,
+    service_routing::NodeTopology,
     wire::{ClientAuth, ConnectionPath, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
@@ -19,11 +20,12 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::RevisionRouteSettings,
+        route_settings::{PodTable, RevisionRouteSettings},
     },
     routes::{
         agent_reports::AgentStreamNumber,
         index_entries::HostIndexEntry,
+        match_rules::MatchRule,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
     slots::peers::Peers,
@@ -85,6 +87,17 @@ impl RouteIndex {
     /// View of the other activators, and the claims and grants for them.
     pub fn peers(&self) -> &Arc<Peers> {
         &self.revision_context.peers
+    }
+
+    /// Service that a request finds by this rule.
+    pub fn find_service(&self, rule: &MatchRule) -> Option<ServiceMatch> {
+        let service = match rule {
+            MatchRule::OwnPort(port) => self.service_by_port(*port),
+            MatchRule::ServiceName(name) => self.service_by_name(name),
+            MatchRule::RevisionName(name) => self.service_for_revision(name),
+            MatchRule::Host(host) => return self.match_host(host),
+        };
+        service.map(ServiceMatch::from)
     }
 
     /// Service behind a port of the activator.
@@ -173,6 +186,21 @@ impl RouteIndex {
         self.read().revisions.iter().map(|it| Arc::clone(&it.0)).collect()
     }
 
+    /// All services, in no order.
+    pub fn services(&self) -> Vec<Arc<RoutedService>> {
+        self.read().services.iter().map(|it| Arc::clone(&it.0)).collect()
+    }
+
+    /// Pods of a Revision in the table.
+    pub fn pod_table(&self, name: &NamespacedName) -> PodTable {
+        self.read().pod_table(name)
+    }
+
+    /// Node and zone of this activator; empty until the table has listed it.
+    pub fn own_place(&self) -> NodeTopology {
+        self.read().own_place.clone()
+    }
+
     /// Ports that should be open.
     pub fn ports(&self) -> BTreeSet<u16> {
         self.read().by_port.keys().copied().collect()
@@ -214,13 +242,8 @@ impl RouteIndex {
         let (mut ports_changed, mut activators_changed) = (false, false);
         let peers = self.revision_context.peers.view();
         let mut index = self.write();
-        let mut changes = batch.changes;
+        let changes = index.changes_with_removals(batch);
         let zones_before = index.activator_zones();
-        // A snapshot has no entries for what is gone, so removals are derived from what is known here.
-        if batch.is_snapshot {
-            let removed = index.keys_missing_in(&changes);
-            changes.extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
-        }
         for change in changes.into_values() {
             match change {
                 RouteChange::Service(service) => {
@@ -344,15 +367,9 @@ impl RouteIndex {
         let _in_order = self.pods_update.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.read();
         let Some(revision) = index.revisions.get(name).map(|it| Arc::clone(&it.0)) else { return };
-        // A Revision that is not in the table has no pods, whatever the table's pods state.
-        let pods = index
-            .pods_by_revision
-            .get(name)
-            .filter(|_| !index.missing_since.contains_key(name))
-            .cloned();
-        let topology = index.activator_topology();
+        let (pods, topology) = (index.pod_table(name), index.activator_topology());
         drop(index);
-        revision.set_pods(&pods.unwrap_or_default(), &topology);
+        revision.set_pods(&pods, &topology);
     }
 
     fn read(&self) -> RwLockReadGuard<'_, RouteIndexState> {

@@ -11,6 +11,16 @@ pub struct SharedCertificate<C> {
     pub value: C,
 }
 
+/// Chooses a certificate for a client: the one of the Secret that the mapping of its host names goes first, if it is in
+/// force. Otherwise shared ones are chosen by [`choose_shared`].
+pub fn choose_certificate<'a, C>(
+    own: Option<&'a C>,
+    shared: &'a [SharedCertificate<C>],
+    host: Option<&str>,
+) -> Option<&'a C> {
+    own.or_else(|| choose_shared(shared, host))
+}
+
 /// Chooses a certificate for a client that asks for `host`, in lower case and without final dot.
 ///
 /// An exact name goes before a wildcard, and a wildcard before the default, which is the first certificate. Of several
@@ -50,6 +60,14 @@ mod tests {
         assert_eq!(chosen("other.example"), Some("default"));
         assert_eq!(chosen("y.x.b.example"), Some("default"), "a wildcard is for one label");
         assert_eq!(chosen("b.example"), Some("default"));
+    }
+
+    #[test]
+    fn the_certificate_of_a_mapping_goes_before_shared_ones() {
+        let all = [shared("exact", &["a.example"])];
+        assert_eq!(choose_certificate(Some(&"own"), &all, Some("a.example")), Some(&"own"));
+        assert_eq!(choose_certificate(None, &all, Some("a.example")), Some(&"exact"));
+        assert_eq!(choose_certificate(Some(&"own"), &[], None), Some(&"own"));
     }
 
     #[test]

@@ -18,7 +18,8 @@ use rustls::ServerConfig;
 use tracing::{info, warn};
 
 use super::{
-    certificate_choice::{SharedCertificate, choose_shared},
+    certificate_choice::{SharedCertificate, choose_certificate},
+    certificate_snapshot::{CertificateSnapshot, PresentedCertificate},
     held_certificate::{HeldCertificate, UsableCertificate},
     server_config::{HandshakeProtocols, server_config},
     watched_files::FileCertificate,
@@ -71,9 +72,8 @@ impl HostCertificates {
     /// Chooses the certificate of a handshake. `None`: no certificate is for the client, which gets the alert
     /// `unrecognized_name` (112).
     ///
-    /// `own` is the Secret of the mapping of `host`, and goes first if it is in force. Otherwise certificates that
-    /// serve all hosts are chosen by [`choose_shared`]. `host` is what the client asks for, in lower case and without
-    /// final dot.
+    /// `own` is the Secret of the mapping of `host`. `host` is what the client asks for, in lower case and without final
+    /// dot. The rule is that of the function [`choose_certificate`].
     pub fn choose_certificate(
         &self,
         own: Option<&NamespacedName>,
@@ -129,6 +129,27 @@ impl HostCertificates {
         held.files.iter().map(newest).collect()
     }
 
+    /// Returns the certificates in force without their keys, for pages. One that may come in force now is left out until
+    /// a handshake puts it in force.
+    pub fn snapshot(&self) -> CertificateSnapshot {
+        let held = self.read();
+        let secrets = held.by_secret.iter();
+        let secrets: Vec<(NamespacedName, Arc<UsableCertificate>)> =
+            secrets.map(|(name, it)| (name.clone(), Arc::clone(it.in_force()))).collect();
+        let shared: Vec<(String, Arc<UsableCertificate>)> =
+            held.shared_sources().map(|(name, it)| (name, Arc::clone(it.in_force()))).collect();
+        // Names are copied without the lock, which handshakes take.
+        drop(held);
+        let secrets = secrets.into_iter().map(|(name, it)| {
+            let certificate = without_key(name.to_string(), &it);
+            (name, certificate)
+        });
+        CertificateSnapshot::new(
+            secrets,
+            shared.into_iter().map(|(name, it)| without_key(name, &it)),
+        )
+    }
+
     fn choose_at(
         &self,
         own: Option<&NamespacedName>,
@@ -139,10 +160,8 @@ impl HostCertificates {
             self.promote_waiting(now_s);
         }
         let held = self.read();
-        match own.and_then(|name| held.by_secret.get(name)) {
-            Some(own) => Some(Arc::clone(own.in_force())),
-            None => choose_shared(&held.shared, host).cloned(),
-        }
+        let own = own.and_then(|name| held.by_secret.get(name)).map(HeldCertificate::in_force);
+        choose_certificate(own, &held.shared, host).cloned()
     }
 
     fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
@@ -333,12 +352,19 @@ impl HeldCertificates {
         }
     }
 
+    /// Certificates that serve all hosts, in the order of their choice, with the names of their Secrets and files.
+    fn shared_sources(&self) -> impl Iterator<Item = (String, &HeldCertificate)> {
+        let secrets = self.shared_secrets.iter();
+        let secrets =
+            secrets.filter_map(move |name| Some((name.to_string(), self.by_secret.get(name)?)));
+        let files = self.files.iter().map(|(path, it)| (path.display().to_string(), it));
+        secrets.chain(files)
+    }
+
     /// Computes what follows from the certificates in force.
     fn refresh(&mut self, now_s: i64, metrics: &TlsMetrics) {
         self.update_protocols();
-        let secrets = self.shared_secrets.iter().filter_map(|name| self.by_secret.get(name));
-        let files = self.files.iter().map(|(_, it)| it);
-        self.shared = secrets.chain(files).map(shared_certificate).collect();
+        self.shared = self.shared_sources().map(|(_, it)| shared_certificate(it)).collect();
         let all = || self.by_secret.values().chain(self.files.iter().map(|(_, it)| it));
         let ends = all().map(|it| it.in_force().facts.validity.not_after_s);
         metrics.set_certificates(all().count(), ends.min());
@@ -349,6 +375,11 @@ impl HeldCertificates {
 fn shared_certificate(held: &HeldCertificate) -> SharedCertificate<Arc<UsableCertificate>> {
     let in_force = held.in_force();
     SharedCertificate { names: in_force.facts.names.clone(), value: Arc::clone(in_force) }
+}
+
+/// Returns names and validity of a certificate, with the name of its Secret or file.
+fn without_key(name: String, certificate: &UsableCertificate) -> PresentedCertificate {
+    PresentedCertificate { name, facts: certificate.facts.clone() }
 }
 
 /// Changes of certificates in a batch, by the names of their Secrets.

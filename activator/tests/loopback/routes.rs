@@ -13,7 +13,7 @@ use activator::{
 };
 use common::{
     link::RouteBatch,
-    service_routing::TopologyHints,
+    service_routing::{NodeTopology, TopologyHints},
     wire::{
         ActivatorEntry, NamespacedName, PodEntry, RouteChange, RouteKey, RouteTarget, RoutingPhase,
     },
@@ -167,6 +167,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
         is_early_ready: false,
         has_standby_order: false,
         name: "p".into(),
+        place: NodeTopology::default(),
         hints: TopologyHints::default(),
         ports: Box::default(),
     };

@@ -17,6 +17,11 @@ impl CertificateNames {
         Self(names.map(|name| name.to_ascii_lowercase().into_boxed_str()).collect())
     }
 
+    /// Returns all names, in the order of the certificate.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.0.iter().map(AsRef::as_ref)
+    }
+
     /// Returns true if one of the names is the host. As for the other methods, the host is in lower case and has no
     /// final dot.
     pub fn has_exact(&self, host: &str) -> bool {
@@ -93,6 +98,8 @@ mod tests {
     #[test]
     fn names_that_no_host_has_are_left_out() {
         let long = "a".repeat(MAX_HOST_BYTES + 1);
-        assert_eq!(names(&["", "a b", "a\nb", "ä.example", long.as_str(), "a.b"]), names(&["a.b"]));
+        let kept = names(&["", "a b", "a\nb", "ä.example", long.as_str(), "A.b", "c"]);
+        assert_eq!(kept, names(&["a.b", "c"]));
+        assert_eq!(kept.iter().collect::<Vec<_>>(), ["a.b", "c"]);
     }
 }

@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "common",
         &[
-            "http_server once_signal outbox quantity request_log service_routing",
+            "http_server once_signal outbox page_body quantity request_log service_routing url_query",
             "wire",
             "admin certificates component fixtures local_node log replicas tls",
             "link",
@@ -54,7 +54,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "activator",
         &[
-            "budget clock entrypoint h1 request_error tcp_socket",
+            "budget clock entrypoint h1 request_error route_facts tcp_socket \
+             traced_request",
             "config metrics",
             "edge/",
             "tls/",
@@ -65,7 +66,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "routes/",
             "requests/",
             "listeners/",
-            "agent_reports peer_streams route_stream",
+            "agent_reports debug_pages peer_streams route_stream",
         ],
     ),
     (
@@ -118,11 +119,11 @@ const LAYERS: &[(&str, &[&str])] = &[
         "rouse",
         &[
             "admin_pages args command_error logging stdout table view",
-            "agent_pages documents kinds",
+            "component_pages documents kinds",
             "manifests",
             "store",
             "apply get",
-            "component delete describe install logs run services top trace",
+            "component delete describe install logs routes run services top trace",
             "check",
             "up",
             "cli",
@@ -131,8 +132,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "tests",
         &[
-            "api_client kubectl_errors wait",
-            "fake_clock frozen_pods http_client images leftovers load_process scenarios shared_folder stored_objects test_cluster tunnel",
+            "api_client kubectl_errors shared_folder tls_files wait",
+            "fake_clock frozen_pods http_client images leftovers load_process host_programs scenarios stored_objects test_cluster tls_client tunnel",
             "client_pod test_node",
             "installed_cluster",
             "flood knative_features multi_process_node rouse_node streaming_exchange",

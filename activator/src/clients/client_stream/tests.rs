@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Creates a client whose handshake is complete, and the stream at the activator's end.
-async fn connect() -> (client::TlsStream<TcpStream>, ClientStream) {
+async fn connect() -> (client::TlsStream<TcpStream>, AcceptedStream) {
     let authority = TestAuthority::new();
     let issued = authority.issue(&["a.example"]);
     let config = server_config(
@@ -90,9 +90,9 @@ async fn decrypted_bytes_are_read_without_a_further_byte_of_tcp() {
 
 /// Waker that records that it was woken.
 #[derive(Default)]
-struct WakeFlag(AtomicBool);
+struct ReadableFlag(AtomicBool);
 
-impl Wake for WakeFlag {
+impl Wake for ReadableFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
@@ -101,7 +101,7 @@ impl Wake for WakeFlag {
 #[tokio::test]
 async fn a_write_at_once_keeps_the_waker_of_hyper() {
     let (mut client, mut stream) = connect().await;
-    let flag = Arc::new(WakeFlag::default());
+    let flag = Arc::new(ReadableFlag::default());
     let waker = Waker::from(Arc::clone(&flag));
     let piece = vec![b'x'; 64 << 10];
     let mut written = 0;

@@ -27,6 +27,8 @@ pub struct ClientConnection {
     connections: Arc<ClientConnections>,
     /// Usage of the client that it belongs to; unset for a trusted proxy's connection.
     client_usage: OnceLock<Arc<ClientUsage>>,
+    /// Protocol of the connection; unset until its first bytes have shown it.
+    pub(super) protocol: OnceLock<ConnectionProtocol>,
     usage: Mutex<ConnectionUsage>,
     /// Result of a handshake that asked for the client's certificate.
     client_auth_result: OnceLock<Box<ClientAuthResult>>,
@@ -42,6 +44,23 @@ pub struct ClientConnection {
     refusal: OnceSignal,
     /// Cancelled once the connection has to end at once.
     pub cut_off: CancellationToken,
+}
+
+/// Protocol of a client connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionProtocol {
+    /// HTTP/1.1, and what becomes of the connection after an upgrade.
+    Http1 {
+        /// True if the connection has TLS.
+        is_tls: bool,
+    },
+    /// HTTP/2.
+    Http2 {
+        /// True if the connection has TLS.
+        is_tls: bool,
+    },
+    /// Raw TCP.
+    Tcp,
 }
 
 /// Bytes of requests and buffers that a connection holds.
@@ -113,6 +132,7 @@ impl ClientConnection {
             id,
             connections,
             client_usage: OnceLock::new(),
+            protocol: OnceLock::new(),
             usage: Mutex::default(),
             client_auth_result: OnceLock::new(),
             response_bytes: AtomicUsize::new(0),
@@ -151,6 +171,11 @@ impl ClientConnection {
     /// Result of a handshake that asked for the client's certificate; `None`: there was no such handshake.
     pub fn client_auth_result(&self) -> Option<&ClientAuthResult> {
         self.client_auth_result.get().map(|it| &**it)
+    }
+
+    /// Records the protocol. Without effect if it was recorded before.
+    pub fn set_protocol(&self, protocol: ConnectionProtocol) {
+        let _ = self.protocol.set(protocol);
     }
 
     /// Adds received bytes of a body; one connection can hold at most `most` of them.

@@ -58,3 +58,17 @@ fn a_connection_counts_with_one_client_until_it_ends() {
     drop(connection);
     assert_eq!((counted(), table.lock_table().clients.len()), (vec![], 0));
 }
+
+#[test]
+fn open_connections_are_counted_by_kind() {
+    let table = create_table(9);
+    let connections: Vec<_> = (0..5).map(|_| table.register().unwrap()).collect();
+    connections[1].set_protocol(ConnectionProtocol::Http1 { is_tls: false });
+    connections[2].set_protocol(ConnectionProtocol::Http2 { is_tls: true });
+    connections[3].set_protocol(ConnectionProtocol::Http2 { is_tls: false });
+    connections[4].set_protocol(ConnectionProtocol::Tcp);
+    let counts = ConnectionCounts { opening: 1, http1: 1, http2: 2, tcp: 1, tls: 1 };
+    assert_eq!(table.count_by_kind(), counts);
+    drop(connections);
+    assert_eq!(table.count_by_kind(), ConnectionCounts::default());
+}

@@ -16,8 +16,8 @@ use super::{ClientConnectionServer, SHUTDOWN_PREFACE_TIMEOUT};
 use crate::{
     budget::TLS_BUFFER_BYTES,
     clients::{
-        bounded_tcp::BoundedTcp, client_auth_result::ClientAuthResult, client_stream::ClientStream,
-        connections::ClientConnection, socket::drain_bytes,
+        bounded_tcp::BoundedTcp, client_auth_result::ClientAuthResult,
+        client_stream::AcceptedStream, connections::ClientConnection, socket::drain_bytes,
     },
     edge::client_certificate::describe_certificate,
     metrics::{HandshakeResult, TlsMetrics},
@@ -99,7 +99,7 @@ impl ClientConnectionServer {
         stream: TcpStream,
         peer: SocketAddr,
         connection: &ClientConnection,
-    ) -> Option<ClientStream> {
+    ) -> Option<AcceptedStream> {
         let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
         let deadline = Instant::now() + self.connections.budget.handshake_timeout;
         let error = match timeout_at(deadline, self.run_handshake(stream, connection)).await {
@@ -126,7 +126,7 @@ impl ClientConnectionServer {
         &self,
         stream: TcpStream,
         connection: &ClientConnection,
-    ) -> Result<ClientStream, HandshakeError> {
+    ) -> Result<AcceptedStream, HandshakeError> {
         // Methods of HTTP begin with a capital letter, and no message of TLS does.
         if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
             return Err(HandshakeError::PlainHttp(stream));
@@ -152,7 +152,7 @@ impl ClientConnectionServer {
             let certificate = chain.first().map(|it| describe_certificate(it));
             connection.set_client_auth_result(ClientAuthResult { client_auth, certificate });
         }
-        Ok(ClientStream::from(stream))
+        Ok(AcceptedStream::from(stream))
     }
 
     /// Chooses the settings of a handshake for a client that asks for this name. Without the authorities that its host
@@ -221,7 +221,7 @@ async fn refuse_plain_http(mut stream: TcpStream) {
     if stream.write_all(PLAIN_HTTP_RESPONSE).await.is_err() || stream.shutdown().await.is_err() {
         return;
     }
-    let mut stream = ClientStream::from(stream);
+    let mut stream = AcceptedStream::from(stream);
     drain_bytes(PLAIN_HTTP_DRAIN_PIECE, |cx, into| stream.poll_read_tcp(cx, into)).await;
 }
 

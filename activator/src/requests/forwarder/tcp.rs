@@ -13,20 +13,20 @@ use common::wire::{AppProtocol, NamespacedName};
 use tokio::net::TcpStream;
 use tracing::{debug, info};
 
-use super::{
-    RequestForwarder,
-    forwarding::connect_to_pod,
-    routing::{check_network_policy, choose_revision},
-};
+use super::{RequestForwarder, forwarding::connect_to_pod};
 use crate::{
     budget::REQUEST_OVERHEAD_BYTES,
     clients::connections::ClientConnection,
+    clock::random_u64,
     entrypoint::Entrypoint,
     metrics::{TcpConnectionCounters, TcpConnectionEnd},
     pods::connection::PodConnection,
     request_error::ProxyRequestError,
     requests::{
-        request_timer::RequestTimer, splice_pipes::SplicePipes, tcp_failure_log::TcpFailureLog,
+        request_timer::RequestTimer,
+        route_choice::{check_target, pick_target},
+        splice_pipes::SplicePipes,
+        tcp_failure_log::TcpFailureLog,
         tcp_relay::relay_tcp,
     },
     revisions::revision::{ActivatorRevision, PodPermit, QueueEntry},
@@ -126,8 +126,9 @@ impl RequestForwarder {
         client: IpAddr,
         connection: &Arc<ClientConnection>,
     ) -> Result<TcpWaitEnd, ProxyRequestError> {
-        let (revision, settings) = choose_revision(service)?;
-        check_network_policy(Entrypoint::Service(service.port), client, &settings)?;
+        let target = pick_target(service, random_u64())?;
+        let settings = check_target(target, Entrypoint::Service(service.port), Some(client))?;
+        let revision = &target.revision;
         let stream = stream.stream();
         if let Err(error) = tcp_socket::keep_urgent_inline(stream) {
             debug!(%client, %error, "client gone at once");
@@ -144,7 +145,7 @@ impl RequestForwarder {
             () = connection.wait_refused() => return Err(ProxyRequestError::TooManyRequestBytes),
             () = self.close_upgraded.cancelled() => return Ok(TcpWaitEnd::Ended(TcpConnectionEnd::CutOff)),
             _ = tcp_socket::wait_broken(stream) => return Ok(TcpWaitEnd::Ended(TcpConnectionEnd::Cancelled)),
-            connected = self.connect_tcp(&revision, &mut queue_entry) => connected?,
+            connected = self.connect_tcp(revision, &mut queue_entry) => connected?,
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         // From here on the eBPF programs count the connection at the pod: it must not count as waiting as well.

@@ -2,7 +2,10 @@
 
 use std::{num::NonZeroU16, pin::pin};
 
-use common::{service_routing::TopologyHints, wire::AppProtocol};
+use common::{
+    service_routing::{NodeTopology, TopologyHints},
+    wire::AppProtocol,
+};
 use futures::FutureExt as _;
 use prometheus_client::registry::Registry;
 
@@ -52,6 +55,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         is_early_ready: false,
         has_standby_order: false,
         name: "pod".into(),
+        place: NodeTopology::default(),
         hints: TopologyHints::default(),
         ports: Box::default(),
     };

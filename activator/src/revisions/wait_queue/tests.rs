@@ -72,7 +72,10 @@ impl<W> SoleHolderQueueFixture<W> {
         service_port: Option<NonZeroU16>,
         random: u64,
     ) -> Option<PodEndpointKey> {
-        let pod = self.wait_queue.admit(service_port, random)?;
+        let preview = self.wait_queue.preview(service_port, random);
+        let admitted = self.wait_queue.admit(service_port, random);
+        assert_eq!(preview, admitted, "a preview states the choice that follows");
+        let pod = admitted?;
         *self.in_flight.entry(pod).or_default() += 1;
         Some(pod)
     }
@@ -539,6 +542,10 @@ proptest! {
             });
             prop_assert_eq!(queue.waiting_count(), model.waiting.len());
             prop_assert_eq!(queue.in_flight(), u64::try_from(model.in_flight.len()).expect("small"));
+            let listed = queue.wait_queue.queued_pods().map(|it| u64::from(it.load.in_flight));
+            prop_assert_eq!(listed.sum::<u64>(), queue.in_flight());
+            let paused = queue.wait_queue.queued_pods().filter(|it| it.state == PodQueueState::Paused);
+            prop_assert_eq!(paused.count(), model.paused.len());
             let total = model.waiting.len() + model.in_flight.len() + model.ended.len();
             prop_assert_eq!(u32::try_from(total).expect("small"), model.requests);
             let mut waiting = model.waiting.iter().map(|(place, _)| place.service_port);

@@ -9,9 +9,9 @@ use std::{
 };
 
 use common::{
-    link::RouteChanges,
+    link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
-    wire::{self, NamespacedName, RouteKey, RoutingPhase},
+    wire::{self, NamespacedName, RouteChange, RouteKey, RoutingPhase},
 };
 use prometheus_client::metrics::counter::Counter;
 use smol_str::SmolStr;
@@ -228,6 +228,12 @@ impl RouteIndexState {
         self.activator_zones_by_name.values().cloned().collect()
     }
 
+    /// Pods of a Revision. One that is not in the table has none, whatever the table's pods state.
+    pub(super) fn pod_table(&self, name: &NamespacedName) -> PodTable {
+        let pods = self.pods_by_revision.get(name);
+        pods.filter(|_| !self.missing_since.contains_key(name)).cloned().unwrap_or_default()
+    }
+
     /// Places of this activator and of the others.
     pub(super) fn activator_topology(&self) -> ActivatorTopology {
         ActivatorTopology { own_place: self.own_place.clone(), zones: self.activator_zones() }
@@ -255,8 +261,9 @@ impl RouteIndexState {
         let is_early_ready = awaits_report && entry.address.is_some_and(is_reported);
         // The report may come before the table that states that the pod awaits it.
         self.early_ready_pods.inc_by((is_early_ready && !was_early_ready).into());
+        let place = NodeTopology { name: entry.node.into(), zone: entry.zone.into() };
         if awaits_report {
-            self.nodes_of_awaiting_pods.insert(entry.uid.clone(), entry.node.into());
+            self.nodes_of_awaiting_pods.insert(entry.uid.clone(), place.name.clone());
         }
         let pod = PodTableEntry {
             address: entry.address,
@@ -264,6 +271,7 @@ impl RouteIndexState {
             is_early_ready,
             has_standby_order: entry.standby.is_some(),
             name: entry.name.into(),
+            place,
             hints: entry.hints,
             ports: entry.ports.into(),
         };
@@ -314,8 +322,19 @@ impl RouteIndexState {
         touched
     }
 
+    /// Returns the changes of a batch. A snapshot has no entries for what is gone, so removals are derived from what is
+    /// known here.
+    pub(super) fn changes_with_removals(&self, batch: RouteBatch) -> RouteChanges {
+        let mut changes = batch.changes;
+        if batch.is_snapshot {
+            let removed = self.keys_missing_in(&changes);
+            changes.extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+        }
+        changes
+    }
+
     /// Subjects that are missing in a snapshot.
-    pub(super) fn keys_missing_in(&self, changes: &RouteChanges) -> Vec<RouteKey> {
+    fn keys_missing_in(&self, changes: &RouteChanges) -> Vec<RouteKey> {
         let services = self.services.iter().map(|it| RouteKey::Service(it.0.name.clone()));
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
         let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);

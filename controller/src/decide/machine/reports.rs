@@ -35,7 +35,7 @@ pub(super) struct ReporterPods {
 }
 
 /// Node of a pod, as seen from a reporter.
-enum PodPlacement {
+enum ReporterPlacement {
     /// The pod is on the reporter's node, so the reporter's state of it is used.
     ReporterNode,
     /// The pod is on this other node, whose agent alone may report it.
@@ -277,7 +277,7 @@ impl ControllerStateMachine {
     ) {
         let placement = self.pod_placement(&reporter.node, &observation.uid);
         // Checked first: a compromised agent must not be able to report pods of other nodes.
-        if let PodPlacement::OtherNode(node) = placement {
+        if let ReporterPlacement::OtherNode(node) = placement {
             return self.refuse_report(&reporter.node, &observation.uid, &node);
         }
         let forgotten = self.newest_forgotten_stream;
@@ -289,12 +289,12 @@ impl ControllerStateMachine {
             unconfirmed_pods.remove(&observation.uid);
         }
         match placement {
-            PodPlacement::Unknown if record.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
+            ReporterPlacement::Unknown if record.unplaced_reports.len() < MAX_UNPLACED_REPORTS => {
                 record.unplaced_reports.insert(observation.uid.clone(), observation);
             }
             // Beyond the bound, the report is dropped; the agent's next stream repeats it.
-            PodPlacement::Unknown | PodPlacement::OtherNode(_) => {}
-            PodPlacement::ReporterNode => self.store_pod_report(observation, now),
+            ReporterPlacement::Unknown | ReporterPlacement::OtherNode(_) => {}
+            ReporterPlacement::ReporterNode => self.store_pod_report(observation, now),
         }
     }
 
@@ -310,13 +310,13 @@ impl ControllerStateMachine {
                 continue;
             };
             match placement {
-                PodPlacement::Unknown => {}
-                PodPlacement::ReporterNode => {
+                ReporterPlacement::Unknown => {}
+                ReporterPlacement::ReporterNode => {
                     if let Some(observation) = record.unplaced_reports.remove(uid) {
                         self.store_pod_report(observation, now);
                     }
                 }
-                PodPlacement::OtherNode(other) => {
+                ReporterPlacement::OtherNode(other) => {
                     record.unplaced_reports.remove(uid);
                     record.pods.remove(uid);
                     self.refuse_report(&node, uid, &other);
@@ -393,7 +393,7 @@ impl ControllerStateMachine {
         uid: &str,
         now: UnixMillis,
     ) {
-        if let PodPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
+        if let ReporterPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
             return self.refuse_report(&reporter.node, uid, &node);
         }
         let forgotten = self.newest_forgotten_stream;
@@ -417,16 +417,16 @@ impl ControllerStateMachine {
     }
 
     /// Returns the place of a pod, according to the API server, relative to an agent on `node`.
-    fn pod_placement(&self, node: &str, uid: &str) -> PodPlacement {
+    fn pod_placement(&self, node: &str, uid: &str) -> ReporterPlacement {
         let app = self.pod_index.apps.get(uid).and_then(|app| self.cluster.apps.get(app));
         let pod = app.and_then(|app| app.pods().find(|(_, pod)| *pod.uid == *uid));
         match pod.map(|(_, pod)| pod.kube_status.as_deref()) {
-            None => PodPlacement::Unknown,
+            None => ReporterPlacement::Unknown,
             // Only pods of the local node have no status by a kubelet.
-            Some(None) => PodPlacement::ReporterNode,
-            Some(Some(status)) if status.node.is_empty() => PodPlacement::Unknown,
-            Some(Some(status)) if *status.node == *node => PodPlacement::ReporterNode,
-            Some(Some(status)) => PodPlacement::OtherNode(status.node.to_string()),
+            Some(None) => ReporterPlacement::ReporterNode,
+            Some(Some(status)) if status.node.is_empty() => ReporterPlacement::Unknown,
+            Some(Some(status)) if *status.node == *node => ReporterPlacement::ReporterNode,
+            Some(Some(status)) => ReporterPlacement::OtherNode(status.node.to_string()),
         }
     }
 

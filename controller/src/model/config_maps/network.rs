@@ -324,7 +324,7 @@ fn read_hsts(keys: &mut ConfigMapReader<'_>) -> Option<HstsPolicy> {
 fn read_tls(keys: &mut ConfigMapReader<'_>) -> TlsSettings {
     let (version_key, cipher_key) = ("rouse.dev.tls-min-version", "rouse.dev.tls-ciphers");
     let version = keys.get(version_key).map(str::trim).filter(|it| !it.is_empty());
-    let min_version = version.map_or(Ok(TlsMinVersion::default()), TlsMinVersion::parse);
+    let min_version = version.map_or_else(|| Ok(TlsMinVersion::default()), TlsMinVersion::parse);
     let min_version =
         min_version.map_err(|fault| keys.add_error(format!("{version_key} = {fault}")));
     let ciphers = TlsSettings::parse_ciphers(split_list(keys, cipher_key));

@@ -128,6 +128,18 @@ fn every_refusal_names_key_and_value() {
             "rouse.dev.proxy-protocol needs rouse.dev.trusted-proxies: the header is read from no other peers",
         ),
         (
+            ("rouse.dev.upgrades", "xmpp,h2c"),
+            "rouse.dev.upgrades has \"h2c\", must be protocols to switch to, and never HTTP",
+        ),
+    ] {
+        assert_eq!(map(&[pair]), Err(expected.to_owned()), "{pair:?}");
+    }
+}
+
+#[test]
+fn every_refusal_of_a_tls_setting_names_key_and_value() {
+    for (pair, expected) in [
+        (
             ("rouse.dev.certificates", "default-tls,Shop"),
             "rouse.dev.certificates has \"Shop\", must be names of Secrets",
         ),
@@ -157,10 +169,6 @@ fn every_refusal_names_key_and_value() {
              TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, \
              TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, \
              TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
-        ),
-        (
-            ("rouse.dev.upgrades", "xmpp,h2c"),
-            "rouse.dev.upgrades has \"h2c\", must be protocols to switch to, and never HTTP",
         ),
     ] {
         assert_eq!(map(&[pair]), Err(expected.to_owned()), "{pair:?}");

@@ -1,4 +1,5 @@
-//! Shell: `rouse services` and `rouse trace`, as programs, with agents behind an API server that knows a few paths only.
+//! Shell: `rouse services`, `rouse routes` and `rouse trace`, as programs, with agents and activators behind an API server
+//! that knows a few paths only.
 
 use std::{
     fs,
@@ -76,12 +77,20 @@ fn status(code: u16, reason: &str, message: &str) -> Value {
 const AGENTS: &str = "/api/v1/namespaces/knative-serving/pods";
 const SERVICES: &str = "/api/v1/namespaces/knative-serving/pods/agent-n1:7104/proxy/debug/services";
 const TRACE: &str = "/api/v1/namespaces/knative-serving/pods/agent-n2:7104/proxy/debug/trace";
+const ROUTES: &str = "/api/v1/namespaces/knative-serving/pods/activator-n1:7103/proxy/debug/routes";
+const REQUEST_TRACE: &str =
+    "/api/v1/namespaces/knative-serving/pods/activator-n1:7103/proxy/debug/trace";
 const CLIENT: &str = "/api/v1/namespaces/shop/pods/web-1";
 
 /// Returns the list of the agents' pods on the nodes n1 and n2.
 fn agents() -> (&'static str, u16, String) {
+    component_pods("agent")
+}
+
+/// Returns the list of a component's pods on the nodes n1 and n2. The API server of these tests ignores the selector.
+fn component_pods(component: &str) -> (&'static str, u16, String) {
     let pods = ["n1", "n2"].map(|node| {
-        json!({"metadata": {"name": format!("agent-{node}")}, "status": {"phase": "Running"},
+        json!({"metadata": {"name": format!("{component}-{node}")}, "status": {"phase": "Running"},
                "spec": {"nodeName": node, "containers": []}})
     });
     let list = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods});
@@ -157,4 +166,82 @@ fn what_is_in_the_way_is_named_with_what_to_do() {
     assert_eq!(busy, "error: the agent does not answer now\n");
     let newer = ask("newer", 200, "{\"node\": {}}".to_owned());
     assert!(newer.contains("another version than this command"), "{newer}");
+}
+
+#[test]
+fn hosts_and_requests_are_asked_of_one_activator_which_is_named() {
+    let activator = json!({"name": "activator-n1", "node": "n1", "zone": "a", "routesVersion": 7});
+    let routes = json!({
+        "activator": activator, "allHosts": 1, "isCut": false, "revisions": [], "certificates": [],
+        "hosts": [{"host": "shop.example", "rule": "route", "service": "default/shop",
+                   "path": "direct", "targets": [{"revision": "default/shop-1", "percent": 100}]}],
+        "connections": {"opening": 0, "http1": 0, "http2": 0, "tcp": 0, "tls": 0},
+        "edge": {"trustedProxies": [], "requiresProxyProtocol": false, "allowedUpgrades": [],
+                 "allowsUnderscores": false},
+    });
+    let trace = json!({
+        "activator": activator, "host": "shop.example", "path": "/", "entrypoint": "outside",
+        "isTls": false, "outcome": "refused", "status": 404, "reason": "no service", "rules": [],
+    });
+    let responses = vec![
+        component_pods("activator"),
+        (ROUTES, 200, routes.to_string()),
+        (REQUEST_TRACE, 200, trace.to_string()),
+    ];
+    let server = ScriptedApiServer::start("routes", responses);
+    let (code, out, error) = server.rouse(&["routes"]);
+    let expected = "\
+HOST           RULE    REVISION         PERCENT   PODS   WAITING   CERTIFICATE
+shop.example   route   default/shop-1   100       -      -         -
+";
+    assert_eq!((code, out.as_str()), (Some(0), expected), "{error}");
+    assert_eq!(error, "Waiting requests are those at activator activator-n1 on node n1, zone a.\n");
+    let (code, out, _) = server.rouse(&["routes", "-o", "json"]);
+    let parsed: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!((code, &parsed["hosts"][0]["host"]), (Some(0), &json!("shop.example")));
+    let (code, out, error) = server.rouse(&["trace", "shop.example"]);
+    assert_eq!((code, error.as_str()), (Some(0), ""), "{out}");
+    assert!(out.starts_with("Request for shop.example/ at activator activator-n1 on node n1"));
+    assert!(out.contains("  Result:      is refused with status 404\n"), "{out}");
+}
+
+#[test]
+fn the_subject_of_a_trace_decides_on_its_options() {
+    let server = ScriptedApiServer::start("subject", vec![agents()]);
+    let cases: [(&[&str], &str); 6] = [
+        (&["trace", "10.96.0.1"], "is an address without a port"),
+        (&["trace", "shop.example:80"], "nor a host without a port"),
+        (&["trace", "10.96.0.1:80", "/a"], "are for requests to a host"),
+        (&["trace", "10.96.0.1:80", "--tls"], "are for requests to a host"),
+        (&["trace", "shop.example", "--protocol", "tcp"], "are for connects to an address"),
+        (&["trace", "shop.example", "--from", "pod/web-1"], "are for connects to an address"),
+    ];
+    for (args, expected) in cases {
+        let (code, out, error) = server.rouse(args);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{args:?}");
+        assert!(error.starts_with("error: ") && error.contains(expected), "{args:?}: {error}");
+    }
+    for args in [&["trace", "a.b", "c"][..], &["trace", "a.b", "--entrypoint", "0"][..]] {
+        assert_eq!(server.rouse(args).0, Some(2), "{args:?}");
+    }
+}
+
+#[test]
+fn an_activator_that_cannot_be_reached_is_named_with_what_to_do() {
+    let ask = |test: &str, responses| {
+        let server = ScriptedApiServer::start(test, responses);
+        let (code, out, error) = server.rouse(&["routes", "--node", "n1"]);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{error}");
+        error
+    };
+    let message = "error trying to reach service: dial tcp 10.244.1.4:7103: i/o timeout";
+    let closed = status(503, "ServiceUnavailable", message).to_string();
+    let closed = ask("closed", vec![component_pods("activator"), (ROUTES, 503, closed)]);
+    assert!(closed.contains("does not reach the activator activator-n1"), "{closed}");
+    let forward = "kubectl port-forward -n knative-serving activator-n1 7103";
+    assert!(closed.contains(message) && closed.contains(forward), "{closed}");
+    let empty = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []});
+    let none = ask("none", vec![(AGENTS, 200, empty.to_string())]);
+    assert!(none.contains("no activator is in namespace knative-serving"), "{none}");
+    assert!(none.contains("rouse install"), "{none}");
 }

@@ -1,0 +1,218 @@
+//! Shell: the choice of the service and the Revision for a request, and the refusals before it has both.
+//!
+//! The forwarder chooses for each request, and a trace explains the same choice for one that it makes up.
+
+use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
+
+use common::wire::{AppProtocol, ClientAuth, EdgeSettings, TagRouting};
+use http::{HeaderValue, Method, request};
+use hyper::ext::Protocol;
+
+use crate::{
+    edge::{
+        client_certificate::check_client_auth,
+        client_headers::{ForwardedRequestSender, is_https},
+        headers, host,
+        platform_probe::{self, PlatformProbe},
+        policy::EdgePolicy,
+        websocket,
+    },
+    entrypoint::{Entrypoint, TrafficOrigin},
+    request_error::ProxyRequestError,
+    revisions::{balance::pick_by_percent, route_settings::RevisionRouteSettings},
+    routes::{
+        index::RouteIndex,
+        match_rules::{MatchRule, match_rules},
+        service::{RoutedService, ServiceMatch, TrafficShare},
+    },
+};
+
+/// Chooser of the service for each request, by the RouteTable and the policy in force.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouteChooser<'a> {
+    pub(crate) routes: &'a RouteIndex,
+    pub(crate) edge_policy: &'a EdgePolicy,
+    /// Domain of the cluster, as in `<name>.<namespace>.svc.<domain>`.
+    pub(crate) cluster_domain: &'a str,
+}
+
+/// Treatment of a request, as far as it does not depend on a Revision.
+#[derive(Debug)]
+pub(crate) enum RouteChoice {
+    /// The activator itself responds: the request is a probe of the platform.
+    Probe(PlatformProbe),
+    /// The client is redirected to this URL.
+    Redirect(FoundService, HeaderValue),
+    /// A Revision of a service serves it.
+    Service(ServiceChoice),
+}
+
+/// Service that a request has found, with the rule.
+#[derive(Debug)]
+pub(crate) struct FoundService {
+    pub(crate) rule: MatchRule,
+    pub(crate) service_match: ServiceMatch,
+}
+
+/// Rule for certificates of clients that a client has met in the handshake of its connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HandshakeRule<'a> {
+    /// The rule of the host that the handshake named; `None`: the client was asked for no certificate.
+    Met(Option<&'a ClientAuth>),
+    /// The handshake named the host of the request, whose rule it met.
+    OfRequestedHost,
+}
+
+/// Service whose Revisions serve a request.
+#[derive(Debug)]
+pub(crate) struct ServiceChoice {
+    pub(crate) found: FoundService,
+    /// True if the request came from outside by https, at least as far as a trusted proxy.
+    pub(crate) is_https: bool,
+    /// Service of the tag that a header chose, else the one that was found.
+    pub(crate) service: Arc<RoutedService>,
+    /// Tag that a header chose.
+    pub(crate) tag: Option<TagRouting>,
+}
+
+impl RouteChooser<'_> {
+    /// Chooses the service for a request. The error is a failure that the client gets at once.
+    pub(crate) fn choose(
+        &self,
+        head: &request::Parts,
+        entrypoint: Entrypoint,
+        sender: ForwardedRequestSender,
+        handshake: HandshakeRule<'_>,
+    ) -> Result<RouteChoice, ProxyRequestError> {
+        host::check_host(head)?;
+        let connect_protocol = head.extensions.get::<Protocol>().map(Protocol::as_str);
+        websocket::check_connect(&head.method, connect_protocol)?;
+        // Only a WebSocket over HTTP/2 is left of CONNECT. It is no probe, since a success would open it.
+        let may_be_probe = entrypoint.traffic_origin() == TrafficOrigin::Internal
+            && head.method != Method::CONNECT;
+        // The response to a probe of the platform comes before a Revision is chosen, so that it never wakes one.
+        if let Some(probe) = platform_probe::parse_probe(head).filter(|_| may_be_probe) {
+            return Ok(RouteChoice::Probe(probe));
+        }
+        let found = self.find_service(head, entrypoint)?;
+        let mut comes_by_https = false;
+        if entrypoint == Entrypoint::External {
+            let edge = self.edge_policy.current();
+            comes_by_https = is_https(&head.headers, sender, &edge);
+            if !comes_by_https && found.service_match.redirects_to_https() {
+                return Ok(RouteChoice::Redirect(found, https_location(head, &edge)?));
+            }
+            let rule = found.service_match.client_auth();
+            let met = match handshake {
+                HandshakeRule::Met(met) => met,
+                HandshakeRule::OfRequestedHost => rule.filter(|_| sender.is_tls),
+            };
+            check_client_auth(rule, met, sender.is_tls)?;
+        }
+        let (service, tag) = self.select_tag(&found.service_match, head);
+        Ok(RouteChoice::Service(ServiceChoice { found, is_https: comes_by_https, service, tag }))
+    }
+
+    /// Finds the service by the first rule that has one.
+    pub(crate) fn find_service(
+        &self,
+        head: &request::Parts,
+        entrypoint: Entrypoint,
+    ) -> Result<FoundService, ProxyRequestError> {
+        let host = || host::request_host(head).unwrap_or_default();
+        let mut rules = match_rules(entrypoint, host, self.cluster_domain);
+        let found = rules.find_map(|rule| {
+            let service_match = self.routes.find_service(&rule)?;
+            Some(FoundService { rule, service_match })
+        });
+        found.ok_or_else(|| {
+            ProxyRequestError::UnknownService(match entrypoint {
+                Entrypoint::Service(port) => format!("port {port}"),
+                Entrypoint::Internal | Entrypoint::External => host(),
+            })
+        })
+    }
+
+    /// Service whose Revisions serve the request: the one that was found, or the one of the tag that a header chooses.
+    fn select_tag(
+        &self,
+        service_match: &ServiceMatch,
+        head: &request::Parts,
+    ) -> (Arc<RoutedService>, Option<TagRouting>) {
+        let service = Arc::clone(&service_match.service);
+        let Some(TagRouting::ChooseTag(tags)) = service.tags() else { return (service, None) };
+        // A tag without a service in the table falls back to the service itself, as an unknown tag does.
+        let requested_tag = head.headers.get(headers::TAG_HEADER).map(HeaderValue::as_bytes);
+        let tag = requested_tag
+            .and_then(|requested_tag| tags.iter().find(|tag| tag.name.as_bytes() == requested_tag));
+        let chosen = tag.and_then(|tag| {
+            Some((
+                self.routes.service_by_name(&tag.service)?,
+                Some(TagRouting::ServeTag(tag.name.clone())),
+            ))
+        });
+        chosen.unwrap_or((service, None))
+    }
+}
+
+/// URL of a request over https (`http-protocol: Redirected`).
+fn https_location(
+    head: &request::Parts,
+    edge: &EdgeSettings,
+) -> Result<HeaderValue, ProxyRequestError> {
+    let https_port = edge.https_port.map_or(headers::HTTPS_PORT, NonZeroU16::get);
+    let unnamed = || ProxyRequestError::UnknownService(String::new());
+    headers::https_location(head, https_port).ok_or_else(unnamed)
+}
+
+/// Chooses the Revision of a service by the percents. `random` is uniform over u64.
+pub(crate) fn pick_target(
+    service: &RoutedService,
+    random: u64,
+) -> Result<&TrafficShare, ProxyRequestError> {
+    let chosen = pick_by_percent(&service.targets, |it| it.percent, random);
+    chosen.ok_or_else(|| ProxyRequestError::NoRevision(service.name.to_string()))
+}
+
+/// Returns the settings of a Revision, if it may get requests of this client. `None`: the client is not known, and no
+/// policy refuses it.
+pub(crate) fn check_target(
+    target: &TrafficShare,
+    entrypoint: Entrypoint,
+    client: Option<IpAddr>,
+) -> Result<RevisionRouteSettings, ProxyRequestError> {
+    let unknown = || ProxyRequestError::UnknownRevision(target.revision.name.to_string());
+    let settings = target.revision.route_settings().ok_or_else(unknown)?;
+    if let Some(client) = client {
+        check_network_policy(entrypoint, client, &settings)?;
+    }
+    Ok(settings)
+}
+
+/// Returns the settings of a Revision for requests of HTTP to a service, if it may get them, as [`check_target`] does.
+pub(crate) fn check_http_target(
+    service: &RoutedService,
+    target: &TrafficShare,
+    entrypoint: Entrypoint,
+    client: Option<IpAddr>,
+) -> Result<RevisionRouteSettings, ProxyRequestError> {
+    let mut settings = check_target(target, entrypoint, client)?;
+    // The ports of a scaled Service have protocols of their own.
+    settings.protocol = service.protocol.unwrap_or(settings.protocol);
+    if settings.protocol == AppProtocol::Tcp {
+        return Err(ProxyRequestError::RawTcpService(service.name.to_string()));
+    }
+    Ok(settings)
+}
+
+/// Checks that waiting gives no client access that the pods' NetworkPolicies deny. From outside the client's address is
+/// not known; there the policies' rules for the activator apply, as for any gateway.
+fn check_network_policy(
+    entrypoint: Entrypoint,
+    client: IpAddr,
+    settings: &RevisionRouteSettings,
+) -> Result<(), ProxyRequestError> {
+    let sources = settings.allowed_sources.as_ref().filter(|_| entrypoint != Entrypoint::External);
+    let is_denied = sources.is_some_and(|it| !it.contains(client));
+    if is_denied { Err(ProxyRequestError::ForbiddenByNetworkPolicy(client)) } else { Ok(()) }
+}

@@ -1,0 +1,136 @@
+//! Pure: certificates in force at one moment, without their keys, and the choice among them with its reason.
+
+use std::collections::BTreeMap;
+
+use common::{certificates::CertificateFacts, wire::NamespacedName};
+use k8s_openapi::jiff::Timestamp;
+
+use super::certificate_choice::{SharedCertificate, choose_certificate};
+use crate::route_facts::{CertificateChoiceFacts, CertificateRule, HostCertificateFacts};
+
+/// Most DNS names of one certificate that a page shows.
+const MAX_SHOWN_NAMES: usize = 20;
+
+/// Certificate in force without its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresentedCertificate {
+    /// Secret as `namespace/name`, or path of the file.
+    pub name: String,
+    /// Names and validity of the certificate.
+    pub facts: CertificateFacts,
+}
+
+/// Certificates in force at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct CertificateSnapshot {
+    by_secret: BTreeMap<NamespacedName, PresentedCertificate>,
+    /// Certificates that serve all hosts, in the order of their choice.
+    shared: Vec<SharedCertificate<PresentedCertificate>>,
+}
+
+impl CertificateSnapshot {
+    /// Builds the snapshot from the certificates of Secrets, and from those that serve all hosts in their order.
+    pub fn new(
+        secrets: impl IntoIterator<Item = (NamespacedName, PresentedCertificate)>,
+        shared: impl IntoIterator<Item = PresentedCertificate>,
+    ) -> Self {
+        let shared = shared.into_iter().map(|it| {
+            let names = it.facts.names.clone();
+            SharedCertificate { names, value: it }
+        });
+        Self { by_secret: secrets.into_iter().collect(), shared: shared.collect() }
+    }
+
+    /// Returns the certificate for a client that asks for `host`, with the reason. `own` is the Secret that the mapping
+    /// of the host names. The choice is that of handshakes.
+    pub fn choose(
+        &self,
+        own: Option<&NamespacedName>,
+        host: &str,
+    ) -> Option<(&PresentedCertificate, CertificateRule)> {
+        let own = own.and_then(|name| self.by_secret.get(name));
+        let chosen = choose_certificate(own, &self.shared, Some(host))?;
+        let names = &chosen.facts.names;
+        let rule = if own.is_some() {
+            CertificateRule::Mapping
+        } else if names.has_exact(host) {
+            CertificateRule::ExactName
+        } else if names.has_wildcard_for(host) {
+            CertificateRule::Wildcard
+        } else {
+            CertificateRule::Default
+        };
+        Some((chosen, rule))
+    }
+
+    /// Returns the choice for a host as pages show it.
+    pub fn choice_facts(
+        &self,
+        own: Option<&NamespacedName>,
+        host: &str,
+    ) -> Option<CertificateChoiceFacts> {
+        let (chosen, rule) = self.choose(own, host)?;
+        Some(CertificateChoiceFacts { name: chosen.name.clone(), rule })
+    }
+}
+
+impl PresentedCertificate {
+    /// Returns the certificate as pages show it.
+    pub fn page_facts(&self) -> HostCertificateFacts {
+        let CertificateFacts { names, validity } = &self.facts;
+        let not_after = Timestamp::from_second(validity.not_after_s);
+        HostCertificateFacts {
+            name: self.name.clone(),
+            hosts: names.iter().take(MAX_SHOWN_NAMES).map(str::to_owned).collect(),
+            all_hosts: names.iter().len(),
+            not_after_s: validity.not_after_s,
+            not_after: not_after.map(|it| it.to_string()).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::certificates::{CertificateNames, CertificateValidity};
+
+    use super::*;
+
+    fn certificate(name: &str, hosts: &[String]) -> PresentedCertificate {
+        let names = CertificateNames::new(hosts.iter().cloned());
+        let validity = CertificateValidity { not_before_s: 0, not_after_s: 1_000_000_000 };
+        PresentedCertificate { name: name.to_owned(), facts: CertificateFacts { names, validity } }
+    }
+
+    #[test]
+    fn a_choice_has_its_reason() {
+        let own = NamespacedName::new("shop", "own");
+        let hosts = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let snapshot = CertificateSnapshot::new(
+            [(own.clone(), certificate("shop/own", &hosts(&["other.example"])))],
+            [
+                certificate("first", &hosts(&["a.example"])),
+                certificate("second", &hosts(&["*.b.example"])),
+            ],
+        );
+        let absent = NamespacedName::new("shop", "absent");
+        for (secret, host, name, rule) in [
+            (Some(&own), "a.example", "shop/own", CertificateRule::Mapping),
+            (Some(&absent), "a.example", "first", CertificateRule::ExactName),
+            (None, "x.b.example", "second", CertificateRule::Wildcard),
+            (None, "y.x.b.example", "first", CertificateRule::Default),
+        ] {
+            let expected = CertificateChoiceFacts { name: name.to_owned(), rule };
+            assert_eq!(snapshot.choice_facts(secret, host), Some(expected), "{host}");
+        }
+        assert_eq!(CertificateSnapshot::default().choice_facts(None, "a.example"), None);
+    }
+
+    #[test]
+    fn of_many_names_the_first_ones_are_shown() {
+        let hosts: Vec<String> = (0..25).map(|it| format!("h{it}.example")).collect();
+        let facts = certificate("many", &hosts).page_facts();
+        assert_eq!((facts.hosts.len(), facts.all_hosts), (MAX_SHOWN_NAMES, 25));
+        assert_eq!(facts.hosts[0], "h0.example");
+        assert_eq!(facts.not_after, "2001-09-09T01:46:40Z");
+    }
+}
