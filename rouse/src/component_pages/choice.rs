@@ -16,7 +16,7 @@ const MESH_CONTAINERS: [&str; 2] = ["istio-proxy", "linkerd-proxy"];
 pub(crate) enum PageComponent {
     /// Agent of a node.
     Agent,
-    /// Activator.
+    /// Activator of the installation.
     Activator,
 }
 

@@ -132,9 +132,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "tests",
         &[
-            "api_client kubectl_errors shared_folder tls_files wait",
-            "fake_clock frozen_pods http_client images leftovers load_process host_programs scenarios stored_objects test_cluster tls_client tunnel",
-            "client_pod test_node",
+            "api_client kubectl_errors tls_files wait",
+            "fake_clock frozen_pods http_client images leftovers load_process scenarios shared_folder stored_objects test_cluster tls_client tunnel",
+            "client_pod host_programs test_node",
             "installed_cluster",
             "flood knative_features multi_process_node rouse_node streaming_exchange",
             "mounted_app node_load",

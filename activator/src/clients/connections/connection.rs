@@ -54,7 +54,7 @@ pub enum ConnectionProtocol {
         /// True if the connection has TLS.
         is_tls: bool,
     },
-    /// HTTP/2.
+    /// HTTP/2, whose streams share the connection.
     Http2 {
         /// True if the connection has TLS.
         is_tls: bool,
