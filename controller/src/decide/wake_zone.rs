@@ -86,6 +86,21 @@ pub fn preferred_zone<'a>(cluster: &'a ClusterState, pod: &Value) -> Option<&'a 
     (!others.iter().any(serves)).then_some(zone.as_str())
 }
 
+/// Returns true unless this replica is behind the one that ordered the pod: for the pod's Revision it has no decision
+/// yet, or one for no pods.
+pub fn is_order_known(cluster: &ClusterState, pod: &Value) -> bool {
+    if !is_preference_on(cluster) || chooses_zone(&pod["spec"]) {
+        return true;
+    }
+    let order = || {
+        let (owner, revision) = (observe::owning_app(pod)?, observe::revision_name_of(pod)?);
+        let state = cluster.apps.get(&owner)?.revision(revision)?;
+        Some(state.scaling.decision.is_some_and(|it| it.requested_scale != Some(0)))
+    };
+    // Pods of Revisions that this replica does not know have no preference anyway.
+    order().unwrap_or(true)
+}
+
 /// Returns true if the spec of a pod names its node, or has a rule of its own about zones.
 fn chooses_zone(spec: &Value) -> bool {
     let affinity = &spec["affinity"]["nodeAffinity"];

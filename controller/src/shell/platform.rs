@@ -39,7 +39,7 @@ use crate::{
         config::KubernetesConfig,
         runtime::ControllerRuntime,
         webhook::{
-            self, AdmissionContext, PodPlacer, WebhookSettingsSource,
+            self, AdmissionContext, PodOrderCheck, PodPlacer, WebhookSettingsSource,
             admission_review::AdmissionSettings, certificates::WebhookCertResolver,
             configurations::WebhookAddress,
         },
@@ -281,7 +281,12 @@ impl KubernetesPlatform {
                     pod_placement::place_pod(machine.cluster(), pod, chance, now)
                 })
             });
-            let (client, context) = (self.client.clone(), AdmissionContext { settings, placer });
+            let shared = Arc::clone(&self.runtime);
+            let order_check: PodOrderCheck = Arc::new(move |pod: &Value| {
+                shared.with_machine(|machine| wake_zone::is_order_known(machine.cluster(), pod))
+            });
+            let client = self.client.clone();
+            let context = AdmissionContext { settings, placer, order_check };
             let certificates = Arc::clone(&self.certificates);
             let webhook_address = (address, webhook_address);
             let run = webhook::run(

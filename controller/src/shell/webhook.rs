@@ -16,7 +16,10 @@ use axum::{
 };
 use common::http_server::{self, HttpServerBounds};
 use serde_json::Value;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{Instant, sleep},
+};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
@@ -26,7 +29,7 @@ pub mod certificates;
 pub mod configurations;
 pub mod registration;
 
-use admission_review::{AdmissionHook, AdmissionSettings};
+use admission_review::{AdmissionHook, AdmissionSettings, BindingReview};
 use certificates::WebhookCertResolver;
 use configurations::WebhookAddress;
 
@@ -36,6 +39,11 @@ use crate::{decide::pod_placement::PodPlacement, shell::api::leader_election::Le
 const MAX_REVIEW_BYTES: usize = 8 << 20;
 /// Time limit for a client's TLS handshake. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for the decision that ordered a pod. All replicas get it at the same time, but a busy one may be behind
+/// the leader, whose order has created the pod meanwhile. Without the decision, the pod has no placement.
+const ORDER_WAIT: Duration = Duration::from_millis(200);
+/// Pause between two checks for it.
+const ORDER_CHECK_PAUSE: Duration = Duration::from_millis(5);
 /// Bounds for the clients of the webhook. An API server has a connection for each of its requests under way, of which
 /// `--max-requests-inflight` and `--max-mutating-requests-inflight` allow 600 by default.
 const BOUNDS: HttpServerBounds =
@@ -62,6 +70,8 @@ pub enum WebhookError {
 pub type WebhookSettingsSource = Arc<dyn Fn() -> Arc<AdmissionSettings> + Send + Sync>;
 /// Function that returns the placement of a new pod, if any; the number selects among equal nodes.
 pub type PodPlacer = Arc<dyn Fn(&Value, u64) -> Option<PodPlacement> + Send + Sync>;
+/// Function that returns true once this replica knows the decision that ordered a new pod.
+pub type PodOrderCheck = Arc<dyn Fn(&Value) -> bool + Send + Sync>;
 
 /// Inputs of admission, beside the request.
 #[derive(Clone)]
@@ -70,6 +80,8 @@ pub struct AdmissionContext {
     pub settings: WebhookSettingsSource,
     /// Selects the placement of a new pod.
     pub placer: PodPlacer,
+    /// Tells whether the placement of a new pod can be selected already.
+    pub order_check: PodOrderCheck,
 }
 
 impl std::fmt::Debug for AdmissionContext {
@@ -81,7 +93,7 @@ impl std::fmt::Debug for AdmissionContext {
 impl AdmissionContext {
     /// Returns a context with these settings that places no pods.
     pub fn without_placement(settings: WebhookSettingsSource) -> Self {
-        Self { settings, placer: Arc::new(|_, _| None) }
+        Self { settings, placer: Arc::new(|_, _| None), order_check: Arc::new(|_| true) }
     }
 }
 
@@ -158,7 +170,14 @@ fn router(context: AdmissionContext) -> Router {
         })
     };
     let binding = |State(context): State<AdmissionContext>, body: Bytes| async move {
-        to_http_response(admission_review::respond_to_binding_review(&body, &*context.placer))
+        let review = match BindingReview::decode(&body) {
+            Ok(review) => review,
+            Err(error) => return to_http_response(Err(error)),
+        };
+        if let Some(pod) = review.pod() {
+            wait_for_order(&context.order_check, pod).await;
+        }
+        to_http_response(review.respond(&*context.placer))
     };
     Router::new()
         .route("/defaulting", hook(AdmissionHook::Defaulting))
@@ -168,6 +187,14 @@ fn router(context: AdmissionContext) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .layer(DefaultBodyLimit::max(MAX_REVIEW_BYTES))
         .with_state(context)
+}
+
+/// Waits until this replica knows the decision that ordered a pod, for [`ORDER_WAIT`] at most.
+async fn wait_for_order(is_known: &PodOrderCheck, pod: &Value) {
+    let deadline = Instant::now() + ORDER_WAIT;
+    while !is_known(pod) && Instant::now() < deadline {
+        sleep(ORDER_CHECK_PAUSE).await;
+    }
 }
 
 fn to_http_response(result: Result<Vec<u8>, admission_review::ReviewDecodeError>) -> Response {

@@ -108,9 +108,11 @@ fn examples() -> [ServerExample; 3] {
         ServerExample {
             name: REDIS,
             image: "docker.io/library/redis:8-alpine",
-            // As in its image, clients need no password. The arguments of the example follow.
+            // As in its image, clients need no password, and programs are on the path. The arguments of the example
+            // follow.
             settings:
                 "          command: [/usr/bin/redis-server, --dir, /data, --protected-mode, \"no\"]
+          env: [{name: PATH, value: \"/usr/bin:/bin\"}]
 ",
             variables: Vec::new(),
         },

@@ -161,25 +161,38 @@ pub fn respond_to_review(
     encode_response(&request, decision)
 }
 
-/// Returns the response to a review about a new pod. It gives the pod the placement that `place` returns, if any.
-pub fn respond_to_binding_review(
-    body: &[u8],
-    place: impl FnOnce(&Value, u64) -> Option<PodPlacement>,
-) -> Result<Vec<u8>, ReviewDecodeError> {
-    let review: AdmissionReviewBody = serde_json::from_slice(body)?;
-    let request = review.request.ok_or(ReviewDecodeError::Empty)?;
-    // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
-    let chance = crate::model::object::hash::stable_json_hash(&json!(request.uid));
-    let pod = request.object.as_ref().filter(|_| request.operation == "CREATE");
-    let patch = pod.and_then(|pod| place(pod, chance)).map(|placement| {
-        let (path, value) = match placement {
-            PodPlacement::Node(node) => ("/spec/nodeName", node.into()),
-            // `add` replaces an affinity that the pod has.
-            PodPlacement::Affinity(affinity) => ("/spec/affinity", affinity),
-        };
-        json!([{"op": "add", "path": path, "value": value}]).to_string().into_bytes()
-    });
-    encode_response(&request, AdmissionDecision { patch, ..AdmissionDecision::default() })
+/// Review about a new pod.
+pub(super) struct BindingReview(ReviewRequest);
+
+impl BindingReview {
+    /// Decodes the review in `body`.
+    pub(super) fn decode(body: &[u8]) -> Result<Self, ReviewDecodeError> {
+        let review: AdmissionReviewBody = serde_json::from_slice(body)?;
+        review.request.map(Self).ok_or(ReviewDecodeError::Empty)
+    }
+
+    /// Pod that is about to be stored; `None`: the review is about no new pod.
+    pub(super) fn pod(&self) -> Option<&Value> {
+        self.0.object.as_ref().filter(|_| self.0.operation == "CREATE")
+    }
+
+    /// Returns the response. It gives the pod the placement that `place` returns, if any.
+    pub(super) fn respond(
+        &self,
+        place: impl FnOnce(&Value, u64) -> Option<PodPlacement>,
+    ) -> Result<Vec<u8>, ReviewDecodeError> {
+        // The request's UID is random, so its hash serves as the random number that selects among equal nodes.
+        let chance = crate::model::object::hash::stable_json_hash(&json!(self.0.uid));
+        let patch = self.pod().and_then(|pod| place(pod, chance)).map(|placement| {
+            let (path, value) = match placement {
+                PodPlacement::Node(node) => ("/spec/nodeName", node.into()),
+                // `add` replaces an affinity that the pod has.
+                PodPlacement::Affinity(affinity) => ("/spec/affinity", affinity),
+            };
+            json!([{"op": "add", "path": path, "value": value}]).to_string().into_bytes()
+        });
+        encode_response(&self.0, AdmissionDecision { patch, ..AdmissionDecision::default() })
+    }
 }
 
 fn encode_response(

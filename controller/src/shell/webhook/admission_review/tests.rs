@@ -214,7 +214,8 @@ fn a_new_pod_gets_the_node_or_the_affinity_of_its_placement() {
             request["operation"] = operation.into();
             let body = json!({"request": request}).to_string();
             let place = |_: &Value, _| Some(placement.clone());
-            let response = respond_to_binding_review(body.as_bytes(), place).expect("a response");
+            let response = BindingReview::decode(body.as_bytes()).expect("a review").respond(place);
+            let response = response.expect("a response");
             serde_json::from_slice::<Value>(&response).expect("JSON")
         };
         let changes = patch(&review("CREATE"));

@@ -7,7 +7,7 @@ use common::wire::{RevisionActivity, ScaleDecision, WakeOrigin};
 use super::*;
 use crate::decide::{
     pod_placement::{PodPlacement, place_pod},
-    wake_zone::preferred_zone,
+    wake_zone::{is_order_known, preferred_zone},
 };
 
 /// Address of a client in the pod network of the node `n2`, which is in zone `b`.
@@ -98,8 +98,12 @@ fn the_first_pod_prefers_the_zone_of_the_client_or_else_of_the_activator() {
         let zone = zone_after_wake(&api_server, client);
         assert_eq!(zone.as_deref(), Some(expected), "{client:?}");
     }
-    let replica = api_server.start_replica();
-    assert_eq!(zone_at(&replica, &new_pod(&api_server)), None, "it was not asked for");
+    let mut replica = api_server.start_replica();
+    let pod = new_pod(&api_server);
+    assert_eq!(zone_at(&replica, &pod), None, "it was not asked for");
+    assert!(!is_order_known(replica.cluster(), &pod), "it is behind the leader");
+    replica.step(api_server.now, woken_by(None));
+    assert!(is_order_known(replica.cluster(), &pod));
 }
 
 /// Some network plugins ignore the nodes' networks. By them, the client would be on another node than it is.
