@@ -154,10 +154,12 @@ pub(super) fn mapped_domains(
 ) -> Vec<MappedDomain> {
     let all = cluster.domains.mappings_by_target.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
-        // The target's own host may equal the domain: the Route has it already, and needs no second entry.
-        host_owner(cluster, name)
-            .is_some_and(|it| it.claimant == NameClaimant::Mapping((*name).clone()))
-            && matches!(claimed_status(cluster, name), ConditionStatus::True(_))
+        // The target's own host may equal the domain: the Route has it already, and needs no second entry. But a rule
+        // for clients counts on that host too, which the Route would serve to all.
+        host_owner(cluster, name).is_some_and(|it| {
+            it.claimant == NameClaimant::Mapping((*name).clone())
+                || (it.service == mapping.target && mapping.client_auth.is_some())
+        }) && matches!(claimed_status(cluster, name), ConditionStatus::True(_))
             && resolve_target(cluster, name, mapping).is_ok()
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));

@@ -172,12 +172,9 @@ fn service_subject(
         percent: *percent,
     };
     // Bytes of any protocol name no host, by which a gateway could find their service.
-    let host = route_host(app, name, allocation.tag.as_deref(), cluster).filter(|_| !is_tcp);
-    let public_host = host.filter(|host| {
-        let owner = cluster.names.registry.host_owner(&host.host, &cluster.names.placeholders);
-        !host.is_private
-            && owner.is_some_and(|owner| owner.claimant == NameClaimant::Route(name.clone()))
-    });
+    let rules = gateway_rules(allocation, app, name, &service_name, cluster).filter(|_| !is_tcp);
+    let public_host = public_host(allocation, app, name, cluster)
+        .filter(|host| !is_tcp && !has_domain(rules.as_deref(), host));
     // Requests for a service without targets get 503 at once.
     let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
     let addresses = settings.cluster_ips(&allocation.cluster_ips);
@@ -196,15 +193,32 @@ fn service_subject(
             .map_or(ConnectionPath::Activator, |(revision, template)| {
                 connection_path(app, revision, template.protocol, &context_for(template))
             }),
-        hosts: public_host.map(|it| it.host).into_iter().collect(),
-        gateway_rules: gateway_rules(allocation, app, name, &service_name, cluster)
-            .filter(|_| !is_tcp),
+        hosts: public_host.into_iter().collect(),
+        gateway_rules: rules,
         protocol: is_tcp.then_some(AppProtocol::Tcp),
         uses_pod_ports: false,
         // Only a user of the Service sets it.
         affinity: cluster.names.placeholders.get(&entry_name).and_then(|it| it.affinity),
         name: entry_name,
     }
+}
+
+/// Returns the host by which clients outside reach a name of a Route. `None`: it has none, or another object owns it.
+fn public_host(
+    allocation: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<String> {
+    let host = route_host(app, name, allocation.tag.as_deref(), cluster)?;
+    let owner = cluster.names.registry.host_owner(&host.host, &cluster.names.placeholders)?;
+    let is_public = !host.is_private && owner.claimant == NameClaimant::Route(name.clone());
+    is_public.then_some(host.host)
+}
+
+/// Returns true if a DomainMapping has the host, with rules of its own.
+fn has_domain(rules: Option<&GatewayRules>, host: &str) -> bool {
+    rules.is_some_and(|it| it.mapped_domains.iter().any(|domain| domain.host == host))
 }
 
 /// Returns true if agents are to report that they lead connects to the Route's names, because it is not ready before.

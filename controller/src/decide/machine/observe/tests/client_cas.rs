@@ -26,14 +26,19 @@ fn start() -> FakeApiServer {
 
 /// Maps the domain to `hello`, with these annotations.
 fn map_with(api_server: &mut FakeApiServer, annotations: Value) {
+    map_host_with(api_server, DOMAIN, annotations);
+}
+
+/// Maps a host to `hello`, with these annotations.
+fn map_host_with(api_server: &mut FakeApiServer, host: &str, annotations: Value) {
     let reference =
         json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let body = json!({
         "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
-        "metadata": {"name": DOMAIN, "namespace": NAMESPACE, "annotations": annotations},
+        "metadata": {"name": host, "namespace": NAMESPACE, "annotations": annotations},
         "spec": {"ref": reference},
     });
-    for event in api_server.apply(ResourceKind::DomainMapping, &name(DOMAIN), body) {
+    for event in api_server.apply(ResourceKind::DomainMapping, &name(host), body) {
         api_server.step(event);
     }
 }
@@ -175,6 +180,33 @@ fn annotations_that_cannot_be_followed_never_open_the_domain() {
     map_with(&mut api_server, annotations);
     assert_eq!(domain(&api_server).client_auth, required(Some("clients")));
     assert_eq!(provisioned(&api_server), failed(&format!("{fault}{KEPT}")));
+}
+
+/// A user may map the host that the Route has already.
+#[test]
+fn the_own_host_of_a_route_follows_the_client_auth_of_its_mapping() {
+    let mut api_server = FakeApiServer::new();
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let host = format!("hello.{NAMESPACE}.localhost");
+    api_server.claim_domain(&host, NAMESPACE);
+    // The Route is the older one, and so the owner of the host.
+    api_server.now = api_server.now.plus_ms(2000);
+    let hosts = |api_server: &FakeApiServer| {
+        let service = api_server.table().services[&name("hello")].clone();
+        let domains = service.gateway_rules.into_iter().flat_map(|it| it.mapped_domains);
+        let domains: Vec<_> = domains.map(|it| (it.host, it.client_auth)).collect();
+        (service.hosts, domains)
+    };
+    let open = (vec![host.clone()], vec![]);
+    let guarded = (vec![], vec![(host.clone(), required(Some("clients")))]);
+    for (annotations, expected) in [
+        (json!({}), &open),
+        (json!({"rouse.dev/client-ca": "clients"}), &guarded),
+        (json!({}), &open),
+    ] {
+        map_host_with(&mut api_server, &host, annotations);
+        assert_eq!(&hosts(&api_server), expected);
+    }
 }
 
 #[test]
