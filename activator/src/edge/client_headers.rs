@@ -123,6 +123,13 @@ fn is_client_claim(name: &HeaderName) -> bool {
     name.as_str().starts_with(FORWARDED_PREFIX) || CLIENT_CLAIM_HEADERS.contains(name)
 }
 
+/// Returns true if applications may take a field of this name for a description of the client. Servers that pass headers
+/// on as variables cannot tell `_` from `-`.
+pub fn describes_client(name: &HeaderName) -> bool {
+    let dashed = name.as_str().replace('_', "-");
+    HeaderName::from_bytes(dashed.as_bytes()).is_ok_and(|it| is_client_claim(&it))
+}
+
 /// Headers for a request from a workload of the cluster: those that are there are kept and extended.
 fn write_for_internal(headers: &mut HeaderMap, client: &str) {
     let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();

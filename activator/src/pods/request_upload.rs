@@ -13,6 +13,7 @@ use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use crate::{
     clients::socket::RawRequestTarget,
+    edge::client_headers::describes_client,
     h1::{self, RequestBodyFraming, chunked},
     pods::request_body::PodRequestBody,
 };
@@ -224,7 +225,8 @@ fn expects_continue(headers: &HeaderMap) -> bool {
         .is_some_and(|it| it.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-/// Trailer fields that the head announces (RFC 9110 §6.5.1), without those that frame, route or describe the message.
+/// Trailer fields that the head announces (RFC 9110 §6.5.1), without those that frame, route or describe the message, and
+/// without those that describe its client: any client could write them, and only the head has the activator's own.
 fn announced_trailers(headers: &HeaderMap) -> Vec<HeaderName> {
     const NEVER: [HeaderName; 9] = [
         header::TRANSFER_ENCODING,
@@ -240,5 +242,25 @@ fn announced_trailers(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(header::TRAILER).iter();
     let names = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let names = names.filter_map(|it| HeaderName::from_bytes(it.trim_ascii()).ok());
-    names.filter(|name| !NEVER.contains(name)).collect()
+    names.filter(|name| !NEVER.contains(name) && !describes_client(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn no_trailer_frames_the_message_or_describes_the_client() {
+        let mut headers = HeaderMap::new();
+        for names in [
+            "X-Sum, Content-Length",
+            "X-Forwarded-Client-Cert, x_forwarded_client_cert,X-Forwarded-For, Forwarded",
+            "x-real-ip, x_last",
+        ] {
+            headers.append(header::TRAILER, HeaderValue::from_static(names));
+        }
+        assert_eq!(announced_trailers(&headers), ["x-sum", "x_last"]);
+    }
 }
