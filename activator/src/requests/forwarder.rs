@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use common::{link::RouteBatch, once_signal::OnceSignal, wire::ConnectionPath};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
@@ -103,8 +103,13 @@ impl RequestForwarder {
         let mut entry = self.request_log.start_entry(&head, &body, entrypoint, client);
         let socket = head.extensions.get::<ClientSocket>().cloned();
         let body = PodRequestBody::new(body, socket, connection);
+        let is_http2 = head.version == Version::HTTP_2;
         let received = ReceivedRequest { head, body, entrypoint, client, connection };
         let routed = self.route_request(received);
+        // Many clients of HTTP/1.1 send to one host until the connection ends, and would get 421 each time. A connection
+        // of HTTP/2 may serve other hosts, so it stays.
+        let must_reconnect =
+            !is_http2 && matches!(&routed, Err(ProxyRequestError::MisdirectedRequest));
         async move {
             let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
             let response = match routed {
@@ -112,11 +117,15 @@ impl RequestForwarder {
                 Ok(Routed::Respond(response)) => Ok(*response),
                 Err(failure) => Err(failure),
             };
-            let response = response.unwrap_or_else(|failure| {
+            let mut response = response.unwrap_or_else(|failure| {
                 // Failures are logged here once, wherever they arose.
                 log_failure(entrypoint, client.address, &failure);
                 failure.response(ClientResponseBody::from_text)
             });
+            if must_reconnect {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(header::CONNECTION, close);
+            }
             cancelled.0 = None;
             self.metrics.count_response(response.status());
             let Some(mut entry) = entry else { return response };

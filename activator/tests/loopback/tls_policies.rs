@@ -240,11 +240,23 @@ async fn a_rule_that_changes_holds_for_open_connections() {
     let mut client = open(fixture.activator.outside_tls, client_config(&[]), OPEN).await.unwrap();
     send(&mut client, get(OPEN, "")).await;
     assert!(read_until(&mut client, "hello").await.starts_with("HTTP/1.1 200 "));
+    let config = client_config(&["h2"]);
+    let stream = open(fixture.activator.outside_tls, config, OPEN).await.unwrap();
+    let http2_client = Http2TestClient::over(stream).await;
     fixture.set_domains(vec![mapped(OPEN, client_auth(false))]);
     send(&mut client, get(OPEN, "")).await;
-    let response = read_until(&mut client, "\r\n\r\n").await;
+    // Without an end of the connection, the client would send its next request over it too.
+    let response = read_rest(&mut client).await;
     assert!(response.starts_with("HTTP/1.1 421 "), "{response}");
+    assert_eq!(field(&response, "connection"), ["close"]);
     assert_eq!(fixture.pod.requests(), 1);
+    // A connection of HTTP/2 still serves the hosts that have its rule.
+    for (host, expected) in [(OPEN, 421), (HOST, 200)] {
+        let request = Request::get(format!("http://{host}/"));
+        let response = http2_client.send_request(request, &[]).await.unwrap();
+        assert_eq!(response.head.status().as_u16(), expected, "{host}");
+    }
+    assert_eq!(fixture.pod.requests(), 2);
 }
 
 #[tokio::test]
