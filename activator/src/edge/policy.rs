@@ -78,15 +78,14 @@ impl EdgePolicy {
 }
 
 /// Joins the settings of TLS of the command line and of the RouteTable: the higher version, and the ciphers of the table
-/// if it has any. If no cipher is left for the version, all are accepted.
+/// if it has any. If none of these is of an accepted version, those of the command line count, or else all.
 fn join_tls(startup: &TlsSettings, table: TlsSettings) -> TlsSettings {
     let ciphers = if table.ciphers.is_empty() { startup.ciphers.clone() } else { table.ciphers };
     let min_version = table.min_version.max(startup.min_version);
-    let mut joined = TlsSettings { min_version, ciphers };
-    if joined.check().is_err() {
-        joined.ciphers = Vec::new();
-    }
-    joined
+    let joined =
+        [ciphers, startup.ciphers.clone()].map(|ciphers| TlsSettings { min_version, ciphers });
+    let usable = joined.into_iter().find(|it| it.check().is_ok());
+    usable.unwrap_or(TlsSettings { min_version, ciphers: Vec::new() })
 }
 
 #[cfg(test)]
@@ -134,6 +133,8 @@ mod tests {
             (tls(low, &[old]), tls(low, &[new]), tls(low, &[new])),
             (tls(low, &[old]), tls(high, &[]), tls(high, &[])),
             (tls(high, &[new]), tls(low, &[old, new]), tls(high, &[old, new])),
+            (tls(high, &[new]), tls(low, &[old]), tls(high, &[new])),
+            (tls(low, &[new]), tls(high, &[old]), tls(high, &[new])),
         ] {
             assert_eq!(join_tls(&startup, table), joined, "{startup:?}");
         }
