@@ -238,11 +238,16 @@ impl RoutesSource {
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();
         let no_target = service.and_then(|choice| pick_target(&choice.service, 0).err());
         let host = host::request_host(head).unwrap_or_default();
+        let client_auth = service.and_then(|choice| choice.found.service_match.client_auth());
+        let is_in_force = |name| self.forwarder.client_cas.get(name).is_some();
+        let lacks_client_ca =
+            client_auth.is_some_and(|rule| !rule.ca.as_ref().is_some_and(is_in_force));
         explain(RequestSnapshot {
             request,
             head,
             activator: self.activator(),
             certificate: self.certificate(request, &host),
+            lacks_client_ca,
             host: &host,
             cluster_domain: &self.forwarder.cluster_domain,
             choice,

@@ -46,6 +46,8 @@ pub(super) struct RequestSnapshot<'a> {
     pub(super) targets: Vec<TargetSnapshot>,
     /// Certificate for the host, if the connection has TLS.
     pub(super) certificate: Option<CertificateChoiceFacts>,
+    /// True if the host asks for client certificates, and its client CA is not in force.
+    pub(super) lacks_client_ca: bool,
 }
 
 /// Revision that may get the request.
@@ -150,6 +152,12 @@ impl RequestSnapshot<'_> {
                 self.host
             );
             return RequestResult { outcome: RequestOutcome::Refused, status: None, reason };
+        }
+        if self.request.is_tls && self.lacks_client_ca {
+            let reason = "the handshake of TLS fails with the alert internal_error: the host asks \
+                          for client certificates, and its client CA is not in force";
+            let (outcome, reason) = (RequestOutcome::Refused, reason.to_owned());
+            return RequestResult { outcome, status: None, reason };
         }
         match (&self.choice, &self.no_target) {
             (Err(failure), _) | (Ok(RouteChoice::Service(_)), Some(failure)) => RequestResult {

@@ -6,9 +6,9 @@ use common::{
     fixtures::{self, certificates::TestAuthority},
     link::RouteBatch,
     wire::{
-        AllowedSources, AppProtocol, ConnectionPath, EdgeSettings, GatewayRules, GlobalSettings,
-        MappedDomain, PodEntry, RevisionEntry, RouteTable, RouteTag, RouteTarget, RoutingPhase,
-        ServiceEntry, TagRouting,
+        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, EdgeSettings, GatewayRules,
+        GlobalSettings, MappedDomain, PodEntry, RevisionEntry, RouteTable, RouteTag, RouteTarget,
+        RoutingPhase, ServiceEntry, TagRouting,
     },
 };
 use futures::FutureExt as _;
@@ -234,6 +234,34 @@ fn a_connection_of_tls_has_the_certificate_of_the_handshake() {
     let page = source.routes(String::new());
     assert_eq!(page.hosts[0].certificate.as_ref(), Some(&chosen));
     assert_eq!(page.certificates[0].hosts, ["*.example"]);
+}
+
+#[test]
+fn a_trace_over_tls_is_refused_while_the_client_ca_is_not_in_force() {
+    let mut table = one_service();
+    let (secret, ca) = (service_name(7), service_name(8));
+    let certificate = TestAuthority::new().issue(&["*.example"]);
+    table.certificates.insert(secret.clone(), certificate.entry(&secret));
+    let edge = EdgeSettings { certificates: vec![secret], ..EdgeSettings::default() };
+    table.settings = GlobalSettings { edge, ..GlobalSettings::default() };
+    let map = |table: &mut RouteTable, ca: Option<NamespacedName>| {
+        let client_auth = Some(ClientAuth { ca, is_optional: false });
+        let mapped = MappedDomain { client_auth, ..domain("shop.example".to_owned(), false) };
+        let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
+        table.services.get_mut(&service_name(0)).unwrap().gateway_rules = Some(Box::new(rules));
+    };
+    let end = |table: &RouteTable| {
+        let request = TracedRequest { is_tls: true, ..TracedRequest::new("shop.example", "/") };
+        let facts = trace(&source(table), &request);
+        (facts.outcome, facts.reason.contains("alert internal_error"), facts.targets.len())
+    };
+    let refused = (RequestOutcome::Refused, true, 0);
+    map(&mut table, None);
+    assert_eq!(end(&table), refused, "the client CA has no valid name");
+    map(&mut table, Some(ca.clone()));
+    assert_eq!(end(&table), refused);
+    table.client_cas.insert(ca.clone(), TestAuthority::new().client_ca_entry(&ca));
+    assert_eq!(end(&table), (RequestOutcome::Revision, false, 1));
 }
 
 #[test]
