@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use common::{link::RouteBatch, once_signal::OnceSignal, wire::ConnectionPath};
-use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header, request};
 use hyper::body::Incoming;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info};
@@ -13,7 +13,7 @@ use crate::{
         client_info::ClientInfo, connections::ClientConnection, reconnect_jitter::ReconnectJitter,
         socket::ClientSocket,
     },
-    edge::policy::EdgePolicy,
+    edge::{host::request_host, policy::EdgePolicy},
     entrypoint::Entrypoint,
     metrics::ActivatorMetrics,
     pods::request_body::PodRequestBody,
@@ -103,13 +103,14 @@ impl RequestForwarder {
         let mut entry = self.request_log.start_entry(&head, &body, entrypoint, client);
         let socket = head.extensions.get::<ClientSocket>().cloned();
         let body = PodRequestBody::new(body, socket, connection);
-        let is_http2 = head.version == Version::HTTP_2;
+        let may_reconnect =
+            head.version != Version::HTTP_2 || is_for_guarded_host(&head, connection);
         let received = ReceivedRequest { head, body, entrypoint, client, connection };
         let routed = self.route_request(received);
-        // Many clients of HTTP/1.1 send to one host until the connection ends, and would get 421 each time. A connection
-        // of HTTP/2 may serve other hosts, so it stays.
+        // Many clients send to one host until the connection ends, and would get 421 each time. A connection of HTTP/2
+        // that was opened for another host stays: it serves that one, and to close it would help no request.
         let must_reconnect =
-            !is_http2 && matches!(&routed, Err(ProxyRequestError::MisdirectedRequest));
+            may_reconnect && matches!(&routed, Err(ProxyRequestError::MisdirectedRequest));
         async move {
             let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
             let response = match routed {
@@ -197,6 +198,12 @@ impl RequestForwarder {
         let connections = u32::try_from(self.metrics.client_connections.get()).unwrap_or(0);
         jitter.should_close(ready.max(service.path_since).elapsed(), connections)
     }
+}
+
+/// Returns true if the handshake of the connection named the host of the request, and met a rule for certificates.
+fn is_for_guarded_host(head: &request::Parts, connection: &ClientConnection) -> bool {
+    let result = connection.client_auth_result();
+    result.is_some_and(|it| request_host(head).as_deref() == Some(&*it.host))
 }
 
 /// Logs a failure. Refusals that a flood of requests would repeat are logged at debug level only.

@@ -259,6 +259,26 @@ async fn a_rule_that_changes_holds_for_open_connections() {
     assert_eq!(fixture.pod.requests(), 2);
 }
 
+/// Clients that do not know 421 would use such a connection as long as they have requests.
+#[tokio::test]
+async fn a_connection_of_http2_ends_with_the_rule_of_its_own_host() {
+    let mut fixture = PolicyFixture::start().await;
+    let alice = fixture.clients.issue_client("alice");
+    let config = client_auth_config(ALL_VERSIONS, &["h2"], &alice);
+    let stream = open(fixture.activator.outside_tls, config, OPTIONAL).await.unwrap();
+    let client = Http2TestClient::over(stream).await;
+    let status = async |host: &str| {
+        let request = Request::get(format!("http://{host}/"));
+        client.send_request(request, &[]).await.unwrap().head.status().as_u16()
+    };
+    assert_eq!(status(REQUIRED).await, 421);
+    assert_eq!(status(OPTIONAL).await, 200, "another host's 421 does not end it");
+    fixture.set_domains(vec![mapped(OPTIONAL, client_auth(false))]);
+    assert_eq!(status(OPTIONAL).await, 421);
+    wait_until(|| client.is_closed()).await;
+    assert_eq!(fixture.pod.requests(), 1);
+}
+
 #[tokio::test]
 async fn without_tls_no_client_reaches_a_host_that_requires_certificates() {
     let mut fixture = PolicyFixture::start().await;

@@ -150,7 +150,9 @@ impl ClientConnectionServer {
         if let Some(client_auth) = rules.client_auth {
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let certificate = chain.first().map(|it| describe_certificate(it));
-            connection.set_client_auth_result(ClientAuthResult { client_auth, certificate });
+            // Only a named host has a rule.
+            let host = name.unwrap_or_default().into();
+            connection.set_client_auth_result(ClientAuthResult { host, client_auth, certificate });
         }
         Ok(AcceptedStream::from(stream))
     }
