@@ -11,8 +11,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     model::{
-        cluster_state::{ClusterState, PodStage, RevisionPod},
+        cluster_state::{AppRevision, ClusterState, ParsedTemplate, PodStage, RevisionPod},
         object::json::array_items,
+        scale_policy::AutoscalerClass,
     },
     read::observe::{self, ZONE_LABEL},
 };
@@ -81,13 +82,18 @@ pub fn preferred_zone<'a>(cluster: &'a ClusterState, pod: &Value) -> Option<&'a 
     let (owner, revision) = (observe::owning_app(pod)?, observe::revision_name_of(pod)?);
     let name = NamespacedName::new(owner.namespace.clone(), revision);
     let zone = cluster.scaling.wake_zones.get(&name)?;
+    let state = cluster.apps.get(&owner)?.revision(revision)?;
+    (!has_serving_pod(state)).then_some(zone.as_str())
+}
+
+fn has_serving_pod(revision: &AppRevision) -> bool {
     let serves = |it: &RevisionPod| it.stage == PodStage::Serving && !it.is_terminating();
-    let others = &cluster.apps.get(&owner)?.revision(revision)?.pods;
-    (!others.iter().any(serves)).then_some(zone.as_str())
+    revision.pods.iter().any(serves)
 }
 
 /// Returns true unless this replica is behind the one that ordered the pod: for the pod's Revision it has no decision
-/// yet, or one for no pods.
+/// yet, or one for no pods. True also for pods whose zone does not depend on that decision: the controller of
+/// ReplicaSets waits for each of its pods, and has few threads for those of the whole cluster.
 pub fn is_order_known(cluster: &ClusterState, pod: &Value) -> bool {
     if !is_preference_on(cluster) || chooses_zone(&pod["spec"]) {
         return true;
@@ -95,7 +101,10 @@ pub fn is_order_known(cluster: &ClusterState, pod: &Value) -> bool {
     let order = || {
         let (owner, revision) = (observe::owning_app(pod)?, observe::revision_name_of(pod)?);
         let state = cluster.apps.get(&owner)?.revision(revision)?;
-        Some(state.scaling.decision.is_some_and(|it| it.requested_scale != Some(0)))
+        let is_ordered = state.scaling.decision.is_some_and(|it| it.requested_scale != Some(0));
+        // No decision orders the pods of another autoscaler.
+        let is_ours = || ParsedTemplate::of_revision(state, cluster).class == AutoscalerClass::Kpa;
+        Some(is_ordered || has_serving_pod(state) || !is_ours())
     };
     // Pods of Revisions that this replica does not know have no preference anyway.
     order().unwrap_or(true)
