@@ -121,6 +121,19 @@ fn chooses_zone(spec: &Value) -> bool {
     has_node
         || spec["nodeSelector"][ZONE_LABEL].is_string()
         || required.chain(preferred).any(names_zone)
+        || places_by_zones_of_pods(spec)
+}
+
+/// Returns true if the spec has a rule by which other pods decide about the zone. The scheduler weighs preferences for
+/// pods and for nodes alike, so ours could undo such a preference.
+fn places_by_zones_of_pods(spec: &Value) -> bool {
+    let terms = ["podAffinity", "podAntiAffinity"].into_iter().flat_map(|kind| {
+        let rules = &spec["affinity"][kind];
+        let preferred = array_items(&rules[PREFERRED]).map(|it| &it["podAffinityTerm"]);
+        array_items(&rules[REQUIRED]).chain(preferred)
+    });
+    let spreads = array_items(&spec["topologySpreadConstraints"]);
+    terms.chain(spreads).any(|rule| rule["topologyKey"] == ZONE_LABEL)
 }
 
 /// Returns the affinity of a pod with a preference for this zone added to it.
@@ -178,6 +191,20 @@ mod tests {
                 assert_eq!(chooses_zone(&spec), expected, "{spec}");
             }
             assert_eq!(chooses_zone(&json!({"nodeSelector": {key: "a"}})), expected, "{key}");
+        }
+        for (key, expected) in
+            [("topology.kubernetes.io/zone", true), ("kubernetes.io/hostname", false)]
+        {
+            let term = json!({"topologyKey": key});
+            let preferred = json!([{"weight": 100, "podAffinityTerm": term}]);
+            for spec in [
+                json!({"affinity": {"podAffinity": {REQUIRED: [term]}}}),
+                json!({"affinity": {"podAffinity": {PREFERRED: preferred}}}),
+                json!({"affinity": {"podAntiAffinity": {PREFERRED: preferred}}}),
+                json!({"topologySpreadConstraints": [term]}),
+            ] {
+                assert_eq!(chooses_zone(&spec), expected, "{spec}");
+            }
         }
         assert!(chooses_zone(&json!({"nodeName": "n1"})));
         assert!(!chooses_zone(&json!({"nodeName": "", "affinity": {}})));
