@@ -31,7 +31,7 @@ pub mod registration;
 
 use admission_review::{AdmissionHook, AdmissionSettings, BindingReview};
 use certificates::WebhookCertResolver;
-use configurations::WebhookAddress;
+use configurations::{PLACEMENT_PATH, WebhookAddress};
 
 use crate::{decide::pod_placement::PodPlacement, shell::api::leader_election::Leadership};
 
@@ -169,7 +169,7 @@ fn router(context: AdmissionContext) -> Router {
             to_http_response(admission_review::respond_to_review(hook, &body, &settings))
         })
     };
-    let binding = |State(context): State<AdmissionContext>, body: Bytes| async move {
+    let placement = |State(context): State<AdmissionContext>, body: Bytes| async move {
         let review = match BindingReview::decode(&body) {
             Ok(review) => review,
             Err(error) => return to_http_response(Err(error)),
@@ -183,7 +183,9 @@ fn router(context: AdmissionContext) -> Router {
         .route("/defaulting", hook(AdmissionHook::Defaulting))
         .route("/resource-validation", hook(AdmissionHook::Validation))
         .route("/config-validation", hook(AdmissionHook::Config))
-        .route("/binding", post(binding))
+        .route(PLACEMENT_PATH, post(placement))
+        // A leader of an earlier release registers this path.
+        .route("/binding", post(placement))
         .route("/healthz", get(|| async { "ok" }))
         .layer(DefaultBodyLimit::max(MAX_REVIEW_BYTES))
         .with_state(context)

@@ -159,6 +159,15 @@ fn the_binding_webhook_is_registered_if_bind_pods_is_set() {
     assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), ([1, 2], [2, 2]));
 }
 
+/// At `/binding`, a replica of an earlier release would bind pods although the setting forbids it.
+#[test]
+fn no_replica_of_an_earlier_release_binds_pods_for_a_preferred_zone() {
+    let (mutating, _) = webhook_configurations(&WebhookAddress::new("rouse", 8443), "", true);
+    let hook = &mutating["webhooks"][1];
+    assert_eq!(hook["clientConfig"]["service"]["path"], "/pod-placement");
+    assert_eq!(hook["failurePolicy"], "Ignore", "such a replica does not serve the path");
+}
+
 #[test]
 fn a_certificate_is_valid_for_the_host_of_the_url() {
     let last_name = |url: &str| {
