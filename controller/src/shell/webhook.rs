@@ -40,11 +40,12 @@ const MAX_REVIEW_BYTES: usize = 8 << 20;
 /// Time limit for a client's TLS handshake. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for the decision that ordered a pod. All replicas get it at the same time, but a busy one may be behind
-/// the leader, whose order has created the pod meanwhile. Without the decision, the pod has no placement.
+/// the leader, whose order has created the pod meanwhile. Without the decision, the pod prefers no zone.
 const ORDER_WAIT: Duration = Duration::from_millis(200);
 /// Pause before the second check for it. Each pause is twice as long as the one before, up to the longest one: each
 /// check takes the lock that the replica needs to catch up, and hundreds of reviews may wait.
 const FIRST_ORDER_CHECK_PAUSE: Duration = Duration::from_millis(5);
+/// Longest pause between two checks for it.
 const LONGEST_ORDER_CHECK_PAUSE: Duration = Duration::from_millis(40);
 /// Bounds for the clients of the webhook. An API server has a connection for each of its requests under way, of which
 /// `--max-requests-inflight` and `--max-mutating-requests-inflight` allow 600 by default.
