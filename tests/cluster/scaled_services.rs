@@ -123,6 +123,16 @@ spec:
         self.rouse.cluster.wait(&description, || self.find_ready_pods(count))
     }
 
+    /// Waits for `count` ready pods, and returns their names. Meanwhile `send_request` keeps them awake: on a busy machine
+    /// a pod may be ready only after the time without requests in which all of them stop.
+    fn wait_pods_in_use(&self, count: usize, send_request: impl Fn()) -> Vec<String> {
+        let description = format!("{count} pods of {} in use", self.name);
+        self.rouse.cluster.wait(&description, || {
+            send_request();
+            self.find_ready_pods(count)
+        })
+    }
+
     /// Waits until the workload is scaled to zero. Its pods may still be there.
     fn wait_scaled_to_zero(&self) {
         let description = format!("{} to be scaled to zero", self.name);

@@ -11,8 +11,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     model::{
-        cluster_state::{ClusterState, PodStage, RevisionPod},
+        cluster_state::{AppRevision, ClusterState, ParsedTemplate, PodStage, RevisionPod},
         object::json::array_items,
+        scale_policy::AutoscalerClass,
     },
     read::observe::{self, ZONE_LABEL},
 };
@@ -81,13 +82,18 @@ pub fn preferred_zone<'a>(cluster: &'a ClusterState, pod: &Value) -> Option<&'a 
     let (owner, revision) = (observe::owning_app(pod)?, observe::revision_name_of(pod)?);
     let name = NamespacedName::new(owner.namespace.clone(), revision);
     let zone = cluster.scaling.wake_zones.get(&name)?;
+    let state = cluster.apps.get(&owner)?.revision(revision)?;
+    (!has_serving_pod(state)).then_some(zone.as_str())
+}
+
+fn has_serving_pod(revision: &AppRevision) -> bool {
     let serves = |it: &RevisionPod| it.stage == PodStage::Serving && !it.is_terminating();
-    let others = &cluster.apps.get(&owner)?.revision(revision)?.pods;
-    (!others.iter().any(serves)).then_some(zone.as_str())
+    revision.pods.iter().any(serves)
 }
 
 /// Returns true unless this replica is behind the one that ordered the pod: for the pod's Revision it has no decision
-/// yet, or one for no pods.
+/// yet, or one for no pods. True also for pods whose zone does not depend on that decision: the controller of
+/// ReplicaSets waits for each of its pods, and has few threads for those of the whole cluster.
 pub fn is_order_known(cluster: &ClusterState, pod: &Value) -> bool {
     if !is_preference_on(cluster) || chooses_zone(&pod["spec"]) {
         return true;
@@ -95,7 +101,10 @@ pub fn is_order_known(cluster: &ClusterState, pod: &Value) -> bool {
     let order = || {
         let (owner, revision) = (observe::owning_app(pod)?, observe::revision_name_of(pod)?);
         let state = cluster.apps.get(&owner)?.revision(revision)?;
-        Some(state.scaling.decision.is_some_and(|it| it.requested_scale != Some(0)))
+        let is_ordered = state.scaling.decision.is_some_and(|it| it.requested_scale != Some(0));
+        // No decision orders the pods of another autoscaler.
+        let is_ours = || ParsedTemplate::of_revision(state, cluster).class == AutoscalerClass::Kpa;
+        Some(is_ordered || has_serving_pod(state) || !is_ours())
     };
     // Pods of Revisions that this replica does not know have no preference anyway.
     order().unwrap_or(true)
@@ -112,6 +121,19 @@ fn chooses_zone(spec: &Value) -> bool {
     has_node
         || spec["nodeSelector"][ZONE_LABEL].is_string()
         || required.chain(preferred).any(names_zone)
+        || places_by_zones_of_pods(spec)
+}
+
+/// Returns true if the spec has a rule by which other pods decide about the zone. The scheduler weighs preferences for
+/// pods and for nodes alike, so ours could undo such a preference.
+fn places_by_zones_of_pods(spec: &Value) -> bool {
+    let terms = ["podAffinity", "podAntiAffinity"].into_iter().flat_map(|kind| {
+        let rules = &spec["affinity"][kind];
+        let preferred = array_items(&rules[PREFERRED]).map(|it| &it["podAffinityTerm"]);
+        array_items(&rules[REQUIRED]).chain(preferred)
+    });
+    let spreads = array_items(&spec["topologySpreadConstraints"]);
+    terms.chain(spreads).any(|rule| rule["topologyKey"] == ZONE_LABEL)
 }
 
 /// Returns the affinity of a pod with a preference for this zone added to it.
@@ -169,6 +191,20 @@ mod tests {
                 assert_eq!(chooses_zone(&spec), expected, "{spec}");
             }
             assert_eq!(chooses_zone(&json!({"nodeSelector": {key: "a"}})), expected, "{key}");
+        }
+        for (key, expected) in
+            [("topology.kubernetes.io/zone", true), ("kubernetes.io/hostname", false)]
+        {
+            let term = json!({"topologyKey": key});
+            let preferred = json!([{"weight": 100, "podAffinityTerm": term}]);
+            for spec in [
+                json!({"affinity": {"podAffinity": {REQUIRED: [term]}}}),
+                json!({"affinity": {"podAffinity": {PREFERRED: preferred}}}),
+                json!({"affinity": {"podAntiAffinity": {PREFERRED: preferred}}}),
+                json!({"topologySpreadConstraints": [term]}),
+            ] {
+                assert_eq!(chooses_zone(&spec), expected, "{spec}");
+            }
         }
         assert!(chooses_zone(&json!({"nodeName": "n1"})));
         assert!(!chooses_zone(&json!({"nodeName": "", "affinity": {}})));

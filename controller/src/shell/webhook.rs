@@ -18,7 +18,7 @@ use common::http_server::{self, HttpServerBounds};
 use serde_json::Value;
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::{Instant, sleep},
+    time::{Instant, sleep_until},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
@@ -31,7 +31,7 @@ pub mod registration;
 
 use admission_review::{AdmissionHook, AdmissionSettings, BindingReview};
 use certificates::WebhookCertResolver;
-use configurations::WebhookAddress;
+use configurations::{PLACEMENT_PATH, WebhookAddress};
 
 use crate::{decide::pod_placement::PodPlacement, shell::api::leader_election::Leadership};
 
@@ -40,10 +40,13 @@ const MAX_REVIEW_BYTES: usize = 8 << 20;
 /// Time limit for a client's TLS handshake. The API server itself waits 10 s.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for the decision that ordered a pod. All replicas get it at the same time, but a busy one may be behind
-/// the leader, whose order has created the pod meanwhile. Without the decision, the pod has no placement.
+/// the leader, whose order has created the pod meanwhile. Without the decision, the pod prefers no zone.
 const ORDER_WAIT: Duration = Duration::from_millis(200);
-/// Pause between two checks for it.
-const ORDER_CHECK_PAUSE: Duration = Duration::from_millis(5);
+/// Pause before the second check for it. Each pause is twice as long as the one before, up to the longest one: each
+/// check takes the lock that the replica needs to catch up, and hundreds of reviews may wait.
+const FIRST_ORDER_CHECK_PAUSE: Duration = Duration::from_millis(5);
+/// Longest pause between two checks for it.
+const LONGEST_ORDER_CHECK_PAUSE: Duration = Duration::from_millis(40);
 /// Bounds for the clients of the webhook. An API server has a connection for each of its requests under way, of which
 /// `--max-requests-inflight` and `--max-mutating-requests-inflight` allow 600 by default.
 const BOUNDS: HttpServerBounds =
@@ -169,7 +172,7 @@ fn router(context: AdmissionContext) -> Router {
             to_http_response(admission_review::respond_to_review(hook, &body, &settings))
         })
     };
-    let binding = |State(context): State<AdmissionContext>, body: Bytes| async move {
+    let placement = |State(context): State<AdmissionContext>, body: Bytes| async move {
         let review = match BindingReview::decode(&body) {
             Ok(review) => review,
             Err(error) => return to_http_response(Err(error)),
@@ -183,7 +186,9 @@ fn router(context: AdmissionContext) -> Router {
         .route("/defaulting", hook(AdmissionHook::Defaulting))
         .route("/resource-validation", hook(AdmissionHook::Validation))
         .route("/config-validation", hook(AdmissionHook::Config))
-        .route("/binding", post(binding))
+        .route(PLACEMENT_PATH, post(placement))
+        // A leader of an earlier release registers this path.
+        .route("/binding", post(placement))
         .route("/healthz", get(|| async { "ok" }))
         .layer(DefaultBodyLimit::max(MAX_REVIEW_BYTES))
         .with_state(context)
@@ -192,8 +197,10 @@ fn router(context: AdmissionContext) -> Router {
 /// Waits until this replica knows the decision that ordered a pod, for [`ORDER_WAIT`] at most.
 async fn wait_for_order(is_known: &PodOrderCheck, pod: &Value) {
     let deadline = Instant::now() + ORDER_WAIT;
+    let mut pause = FIRST_ORDER_CHECK_PAUSE;
     while !is_known(pod) && Instant::now() < deadline {
-        sleep(ORDER_CHECK_PAUSE).await;
+        sleep_until(deadline.min(Instant::now() + pause)).await;
+        pause = LONGEST_ORDER_CHECK_PAUSE.min(pause * 2);
     }
 }
 

@@ -189,9 +189,11 @@ fn give_back(app: ScaledApp<'_>, replicas: u32) {
 fn check_nginx(app: ScaledApp<'_>) {
     app.wait_asleep();
     let pod = app.request_from("node1");
-    assert!(app.wait_pods(2).contains(&pod), "{pod} is one of its pods");
+    let send_request = || drop(app.request_from("node1"));
+    let pods = app.wait_pods_in_use(2, send_request);
+    assert!(pods.contains(&pod), "{pod} is one of its pods");
     app.kubectl(&["scale", "deployment", app.name, "--replicas=3"]);
-    app.wait_pods(3);
+    app.wait_pods_in_use(3, send_request);
     app.wait_asleep();
     give_back(app, 3);
     app.rouse.cluster.wait("nginx without Rouse", || {
@@ -207,7 +209,8 @@ fn check_postgres(app: ScaledApp<'_>) {
     app.wait_asleep();
     let write = "create table notes (text text); insert into notes values ('kept')";
     assert_eq!(send_sql(app, "node1", write), Ok(String::new()));
-    assert_eq!(app.wait_pods(1), ["scaled-postgres-0"]);
+    let read = || assert_eq!(send_sql(app, "node1", READ), Ok("kept\n".to_owned()));
+    assert_eq!(app.wait_pods_in_use(1, read), ["scaled-postgres-0"]);
     app.wait_asleep();
     assert_eq!(send_sql(app, "node2", READ), Ok("kept\n".to_owned()));
     give_back(app, 1);
@@ -221,7 +224,8 @@ fn check_redis(app: ScaledApp<'_>) {
     const READ: [&str; 2] = ["get", "note"];
     app.wait_asleep();
     assert_eq!(send_command(app, "node1", &["set", "note", "kept"]), Ok("OK\n".to_owned()));
-    assert_eq!(app.wait_pods(1), ["scaled-redis-0"]);
+    let read = || assert_eq!(send_command(app, "node1", &READ), Ok("kept\n".to_owned()));
+    assert_eq!(app.wait_pods_in_use(1, read), ["scaled-redis-0"]);
     app.wait_asleep();
     assert_eq!(send_command(app, "node2", &READ), Ok("kept\n".to_owned()));
     give_back(app, 1);

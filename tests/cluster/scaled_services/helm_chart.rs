@@ -70,8 +70,10 @@ fn a_chart_sleeps_by_the_annotation_of_its_service_and_stays_asleep_over_upgrade
     helm.upgrade("podLabels.round=second,autoscaling.enabled=true").expect("no number is written");
     assert_eq!(app.replicas(), Some(0), "it stays asleep");
 
-    let response = rouse.client_on("node1").get(&format!("http://{}/", app.address(PORT)));
-    assert_eq!(app.wait_pods(1), [response.pod()]);
+    let url = format!("http://{}/", app.address(PORT));
+    let request_pod = || rouse.client_on("node1").get(&url).pod().to_owned();
+    let pod = request_pod();
+    assert_eq!(app.wait_pods_in_use(1, || drop(request_pod())), [pod]);
     let pods = app.pods().expect("the API server responds");
     assert_eq!(pods[0]["metadata"]["labels"]["round"], "second", "the pod is of the new template");
 

@@ -13,6 +13,9 @@ pub(super) const CONFIG_WEBHOOK: &str = "config.webhook.serving.knative.dev";
 /// Name of the webhook that places pods, which Knative does not have. Its name is that of earlier releases, which only
 /// bound them.
 const BINDING_WEBHOOK: &str = "binding.webhook.rouse.dev";
+/// Path of this webhook. Replicas of earlier releases do not serve it: at their own path, `/binding`, they bind pods
+/// whatever `bind-pods` says, and this webhook is also registered without that setting.
+pub(super) const PLACEMENT_PATH: &str = "/pod-placement";
 
 /// API group of ServerlessServices and ClusterDomainClaims.
 const NETWORKING_GROUP: &str = "networking.internal.knative.dev";
@@ -123,7 +126,7 @@ pub(super) fn webhook_configurations(
     });
     let mut mutating = whole("MutatingWebhookConfiguration", DEFAULTING_WEBHOOK, defaulting);
     if places_pods && let Some(hooks) = mutating["webhooks"].as_array_mut() {
-        hooks.push(make_optional(hook(BINDING_WEBHOOK, "/binding", pod_rules())));
+        hooks.push(make_optional(hook(BINDING_WEBHOOK, PLACEMENT_PATH, pod_rules())));
     }
     let validating = "ValidatingWebhookConfiguration";
     (

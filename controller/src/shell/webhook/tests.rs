@@ -1,5 +1,6 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::atomic::{AtomicU32, Ordering},
     time::SystemTime,
 };
 
@@ -157,6 +158,33 @@ fn the_binding_webhook_is_registered_if_bind_pods_is_set() {
         })
     };
     assert_eq!((hooks(&[]), hooks(&[("bind-pods", "true")])), ([1, 2], [2, 2]));
+}
+
+/// At `/binding`, a replica of an earlier release would bind pods although the setting forbids it.
+#[test]
+fn no_replica_of_an_earlier_release_binds_pods_for_a_preferred_zone() {
+    let (mutating, _) = webhook_configurations(&WebhookAddress::new("rouse", 8443), "", true);
+    let hook = &mutating["webhooks"][1];
+    assert_eq!(hook["clientConfig"]["service"]["path"], "/pod-placement");
+    assert_eq!(hook["failurePolicy"], "Ignore", "such a replica does not serve the path");
+}
+
+/// Counts the checks of a review for the decision that ordered its pod, of which this number do not find it.
+async fn count_order_checks(misses: u32) -> u32 {
+    let checks = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&checks);
+    let is_known: PodOrderCheck =
+        Arc::new(move |_: &Value| counted.fetch_add(1, Ordering::Relaxed) >= misses);
+    wait_for_order(&is_known, &Value::Null).await;
+    checks.load(Ordering::Relaxed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_review_waits_until_the_decision_is_known_and_not_forever() {
+    assert_eq!(count_order_checks(0).await, 1);
+    assert_eq!(count_order_checks(3).await, 4);
+    let checks = count_order_checks(u32::MAX).await;
+    assert!((4..=10).contains(&checks), "{checks} checks: each takes the lock of the state");
 }
 
 #[test]

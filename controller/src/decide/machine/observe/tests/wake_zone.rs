@@ -171,10 +171,35 @@ fn a_wake_changes_no_template_and_later_pods_have_no_preference() {
     let mut first = api_server.names(ResourceKind::Pod);
     first.retain(|it| it.namespace == NAMESPACE);
     let [first] = first.as_slice() else { panic!("{first:?}") };
-    let (resource, name) = (ResourceKind::Pod, first.clone());
-    let ended = ControllerEvent::ObjectObserved { resource, name, object: None };
-    replica.step(api_server.now, ended);
+    let ended = || {
+        let (resource, name) = (ResourceKind::Pod, first.clone());
+        ControllerEvent::ObjectObserved { resource, name, object: None }
+    };
+    replica.step(api_server.now, ended());
     assert_eq!(zone_at(&replica, &pod).as_deref(), Some("b"));
+    let mut behind = api_server.start_replica();
+    assert!(is_order_known(behind.cluster(), &pod), "a further pod has no preference anyway");
+    behind.step(api_server.now, ended());
+    assert!(!is_order_known(behind.cluster(), &pod), "the zone of a first pod is not known yet");
+}
+
+/// A review that waited for a decision would delay each wake by that other autoscaler.
+#[test]
+fn a_first_pod_of_another_autoscaler_waits_for_no_decision() {
+    let mut api_server = FakeApiServer::new();
+    put_node(&mut api_server, "n1", node("a", 0));
+    put_node(&mut api_server, "n2", node("b", 1));
+    let mut template = template("hello:v1", 1);
+    let class = "autoscaling.knative.dev/class";
+    template["metadata"]["annotations"][class] = json!("sloth.example.com");
+    let spec = json!({"template": template});
+    api_server.apply_as_user(ResourceKind::KnativeService, "hello", spec);
+    for event in api_server.scale(&name("hello-00001-deployment"), 0, &[]) {
+        api_server.step(event);
+    }
+    let cluster = api_server.machine.cluster();
+    assert_eq!(cluster.apps[&name("hello")].revisions[0].serving_pods(), 0);
+    assert!(is_order_known(cluster, &new_pod(&api_server)));
 }
 
 #[test]
