@@ -151,11 +151,12 @@ impl DebugPages {
             return (StatusCode::SERVICE_UNAVAILABLE, reason).into_response();
         };
         let source = self.source;
-        let built = tokio::task::spawn_blocking(move || build(&source)).await;
+        // The thread has the turn: a client that leaves ends this future, and the page is built to its end nevertheless.
+        let building = tokio::task::spawn_blocking(move || (build(&source), turn));
         // The outer error is a panic, which is in the log.
-        let text = match built.map_err(|error| error.to_string()) {
-            Ok(Ok(text)) => text,
-            Ok(Err(error)) => {
+        let (text, turn) = match building.await.map_err(|error| error.to_string()) {
+            Ok((Ok(text), turn)) => (text, turn),
+            Ok((Err(error), _)) => {
                 return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
             }
             Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),

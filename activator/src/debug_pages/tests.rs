@@ -262,6 +262,27 @@ fn services_without_a_host_are_listed_by_their_names_within_the_cluster() {
     assert_eq!(source.routes("postgres".to_owned()).hosts.len(), 1);
 }
 
+#[tokio::test]
+async fn a_client_that_leaves_does_not_give_up_the_turn_of_its_page() {
+    let source = Arc::new(source(&RouteTable::default()));
+    let pages = DebugPages { source, turn: Arc::new(Semaphore::new(1)) };
+    let (begun, begins) = tokio::sync::oneshot::channel();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let build = move |_: &RoutesSource| {
+        begun.send(()).unwrap();
+        // An error is the end of a test that has failed.
+        let _ = ends.recv();
+        Ok(Vec::new())
+    };
+    let client = tokio::spawn(pages.clone().respond(JSON, build));
+    begins.await.unwrap();
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    assert_eq!(pages.turn.available_permits(), 0, "the page is still being built");
+    end.send(()).unwrap();
+    drop(pages.turn.acquire().await.unwrap());
+}
+
 /// Service of a random table. Numbers are those of Revisions.
 #[derive(Clone, Debug)]
 struct RandomService {
