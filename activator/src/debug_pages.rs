@@ -244,6 +244,7 @@ impl RoutesSource {
             head,
             activator: self.activator(),
             certificate: self.certificate(request, &host),
+            lacks_client_ca: self.lacks_client_ca(request, &host),
             host: &host,
             cluster_domain: &self.forwarder.cluster_domain,
             choice,
@@ -274,12 +275,28 @@ impl RoutesSource {
 
     /// Returns the certificate that the client of a TLS gateway gets.
     fn certificate(&self, request: &TracedRequest, host: &str) -> Option<CertificateChoiceFacts> {
-        if !request.is_tls || request.entrypoint != Entrypoint::External {
+        if !meets_tls_gateway(request) {
             return None;
         }
         let own = self.forwarder.routes.handshake_rules(host).certificate;
         self.forwarder.certificates.snapshot().choice_facts(own.as_ref(), host)
     }
+
+    /// Returns true if handshakes for the host fail, because the authorities of its clients' certificates are not in
+    /// force.
+    fn lacks_client_ca(&self, request: &TracedRequest, host: &str) -> bool {
+        if !meets_tls_gateway(request) {
+            return false;
+        }
+        let rule = self.forwarder.routes.handshake_rules(host).client_auth;
+        let is_missing = |name: NamespacedName| self.forwarder.client_cas.get(&name).is_none();
+        rule.is_some_and(|it| it.ca.is_none_or(is_missing))
+    }
+}
+
+/// Returns true if the connection begins with a handshake at the gateway.
+fn meets_tls_gateway(request: &TracedRequest) -> bool {
+    request.is_tls && request.entrypoint == Entrypoint::External
 }
 
 #[cfg(test)]

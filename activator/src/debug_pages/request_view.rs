@@ -46,6 +46,8 @@ pub(super) struct RequestSnapshot<'a> {
     pub(super) targets: Vec<TargetSnapshot>,
     /// Certificate for the host, if the connection has TLS.
     pub(super) certificate: Option<CertificateChoiceFacts>,
+    /// True if the connection has TLS, and the host's authorities of client certificates are not in force.
+    pub(super) lacks_client_ca: bool,
 }
 
 /// Revision that may get the request.
@@ -142,13 +144,8 @@ impl RequestSnapshot<'_> {
     }
 
     fn result(&self) -> RequestResult {
-        if self.request.is_tls && self.certificate.is_none() {
+        if let Some(reason) = self.handshake_failure() {
             // Nothing of the request arrives then.
-            let reason = format!(
-                "the handshake of TLS fails with the alert unrecognized_name: no certificate is \
-                 for {:?}, and there is no default",
-                self.host
-            );
             return RequestResult { outcome: RequestOutcome::Refused, status: None, reason };
         }
         match (&self.choice, &self.no_target) {
@@ -175,6 +172,23 @@ impl RequestSnapshot<'_> {
                 reason: found_reason(&choice.found),
             },
         }
+    }
+
+    /// Returns the reason for which the handshake of TLS fails; `None`: it does not, or there is none.
+    fn handshake_failure(&self) -> Option<String> {
+        let host = self.host;
+        if self.request.is_tls && self.certificate.is_none() {
+            return Some(format!(
+                "the handshake of TLS fails with the alert unrecognized_name: no certificate is \
+                 for {host:?}, and there is no default"
+            ));
+        }
+        self.lacks_client_ca.then(|| {
+            format!(
+                "the handshake of TLS fails with the alert internal_error: the client CA of \
+                 {host:?} is not in force"
+            )
+        })
     }
 
     /// Returns the rules that were tried: all of them if none has found a service, and none if the request was refused

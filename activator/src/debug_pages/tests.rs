@@ -6,9 +6,9 @@ use common::{
     fixtures::{self, certificates::TestAuthority},
     link::RouteBatch,
     wire::{
-        AllowedSources, AppProtocol, ConnectionPath, EdgeSettings, GatewayRules, GlobalSettings,
-        MappedDomain, PodEntry, RevisionEntry, RouteTable, RouteTag, RouteTarget, RoutingPhase,
-        ServiceEntry, TagRouting,
+        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, EdgeSettings, GatewayRules,
+        GlobalSettings, MappedDomain, PodEntry, RevisionEntry, RouteTable, RouteTag, RouteTarget,
+        RoutingPhase, ServiceEntry, TagRouting,
     },
 };
 use futures::FutureExt as _;
@@ -234,6 +234,36 @@ fn a_connection_of_tls_has_the_certificate_of_the_handshake() {
     let page = source.routes(String::new());
     assert_eq!(page.hosts[0].certificate.as_ref(), Some(&chosen));
     assert_eq!(page.certificates[0].hosts, ["*.example"]);
+}
+
+#[test]
+fn a_host_without_its_client_ca_accepts_no_connection_of_tls() {
+    let (host, secret) = ("shop.example", NamespacedName::new("shop", "tls"));
+    let (authority, ca) = (TestAuthority::new(), NamespacedName::new("shop", "partners"));
+    let outcome = |named: Option<&NamespacedName>, is_optional: bool, is_in_force: bool| {
+        let mut table = one_service();
+        let mut mapped = domain(host.to_owned(), false);
+        mapped.certificate = Some(secret.clone());
+        mapped.client_auth = Some(ClientAuth { ca: named.cloned(), is_optional });
+        let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
+        table.services.get_mut(&service_name(0)).unwrap().gateway_rules = Some(Box::new(rules));
+        table.certificates.insert(secret.clone(), authority.issue(&[host]).entry(&secret));
+        if is_in_force {
+            table.client_cas.insert(ca.clone(), authority.client_ca_entry(&ca));
+        }
+        let facts = trace(
+            &source(&table),
+            &TracedRequest { is_tls: true, ..TracedRequest::new(host, "/") },
+        );
+        assert!(facts.certificate.is_some(), "{facts:?}");
+        (facts.outcome, facts.reason.contains("the client CA of \"shop.example\" is not in force"))
+    };
+    for is_optional in [false, true] {
+        let refused = (RequestOutcome::Refused, true);
+        assert_eq!(outcome(Some(&ca), is_optional, false), refused);
+        assert_eq!(outcome(None, is_optional, true), refused, "its name is not valid");
+        assert_eq!(outcome(Some(&ca), is_optional, true), (RequestOutcome::Revision, false));
+    }
 }
 
 #[test]
