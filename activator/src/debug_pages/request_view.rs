@@ -327,7 +327,7 @@ impl TargetSnapshot {
 
     /// Returns true if the request could neither go to a pod nor wait.
     fn is_full(&self) -> bool {
-        self.revision.next.is_none() && self.revision.waiting_for_port >= self.revision.max_waiting
+        self.revision.next.is_none() && !self.revision.has_room
     }
 
     fn pod_reason(&self, pod: &RoutedPodFacts) -> String {

@@ -144,6 +144,24 @@ fn a_request_that_finds_all_slots_in_use_waits_or_is_refused() {
 }
 
 #[test]
+fn a_request_is_refused_while_few_others_hold_all_bytes_of_the_queue() {
+    let source = source(&one_service());
+    let status = || {
+        let facts = trace(&source, &TracedRequest::new("s0.example", "/"));
+        facts.targets[0].status
+    };
+    let revision = source.forwarder.routes.revision(&revision_name(0)).unwrap();
+    let bytes = source.server.connections().budget.wait_queue.max_bytes;
+    let mut large = revision.queue_entry(None, bytes);
+    let mut waiting = Box::pin(large.acquire_permit());
+    assert!(waiting.as_mut().now_or_never().is_none(), "it waits");
+    assert_eq!(status(), Some(503));
+    drop(waiting);
+    drop(large);
+    assert_eq!(status(), None);
+}
+
+#[test]
 fn a_trace_names_the_rules_that_were_tried() {
     let table = one_service();
     let source = source(&table);

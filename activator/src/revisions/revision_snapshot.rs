@@ -25,8 +25,6 @@ pub struct RevisionSnapshot {
     pub settings: Option<RevisionRouteSettings>,
     /// Number of requests that wait, for all ports.
     pub waiting: usize,
-    /// Number of requests that wait for the port of the snapshot.
-    pub waiting_for_port: usize,
     /// Number of requests that may wait for one port.
     pub max_waiting: usize,
     /// Number of requests in flight, also at pods that the table does not contain any more.
@@ -35,6 +33,8 @@ pub struct RevisionSnapshot {
     pub pods: Vec<SnapshotPod>,
     /// Pod that would get the next request for the port of the snapshot; `None`: it would wait.
     pub next: Option<PodEndpointKey>,
+    /// True if a further small request for the port of the snapshot may wait.
+    pub has_room: bool,
 }
 
 /// Pod of a wait queue with its uid.
@@ -172,11 +172,11 @@ mod tests {
         RevisionSnapshot {
             settings: None,
             waiting: 0,
-            waiting_for_port: 0,
             max_waiting: 10,
             in_flight,
             pods,
             next: None,
+            has_room: true,
         }
     }
 
