@@ -221,7 +221,7 @@ pub enum RoutedPodState {
     EarlyReady,
     /// The pod is ready and gets no requests for a moment, because a dial failed or was not answered.
     Paused,
-    /// The pod starts or drains.
+    /// The pod starts or drains, or has left this address.
     NotReady,
 }
 
