@@ -40,15 +40,20 @@ use crate::{
     edge::host,
     entrypoint::Entrypoint,
     listeners::client_server::ClientConnectionServer,
+    request_error::ProxyRequestError,
     requests::{
         forwarder::RequestForwarder,
         route_choice::{
-            HandshakeRule, RouteChoice, ServiceChoice, check_http_target, check_target, pick_target,
+            FoundService, HandshakeRule, RouteChoice, ServiceChoice, check_http_target,
+            check_target, pick_target,
         },
     },
     revisions::{revision_snapshot::RevisionSnapshot, route_settings::PodTable},
     route_facts::{ActivatorFacts, CertificateChoiceFacts, RequestTraceFacts, RoutesFacts},
-    routes::service::{RoutedService, ServiceMatch, TrafficShare},
+    routes::{
+        match_rules::MatchRule,
+        service::{PortProtocol, RoutedService, ServiceMatch, TrafficShare},
+    },
     traced_request::{RequestQueryError, TracedRequest, parse_host_filter},
 };
 
@@ -228,10 +233,7 @@ impl RoutesSource {
 
     /// Explains the choice for a request. It is made by the functions of the request path, and no pod gets a request.
     fn trace(&self, request: &TracedRequest, head: &request::Parts) -> RequestTraceFacts {
-        let chooser = self.forwarder.route_chooser();
-        let sender = request_sender(request);
-        let handshake = HandshakeRule::OfRequestedHost;
-        let choice = chooser.choose(head, request.entrypoint, sender, handshake);
+        let choice = self.choose(request, head);
         let service = match &choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
             Ok(RouteChoice::Probe(_) | RouteChoice::Redirect(..)) | Err(_) => None,
@@ -251,6 +253,26 @@ impl RoutesSource {
             no_target,
             targets,
         })
+    }
+
+    /// Chooses the service of a request, as the listener of its entrypoint and the forwarder do.
+    fn choose(
+        &self,
+        request: &TracedRequest,
+        head: &request::Parts,
+    ) -> Result<RouteChoice, ProxyRequestError> {
+        let entrypoint = request.entrypoint;
+        if let Entrypoint::Service(port) = entrypoint
+            && let PortProtocol::RawTcp(service) = self.forwarder.port_protocol(port)
+        {
+            // Nothing that the client sends is read: it has no host and no tag, and is no probe.
+            let service_match = ServiceMatch::from(Arc::clone(&service));
+            let found = FoundService { rule: MatchRule::OwnPort(port), service_match };
+            let choice = ServiceChoice { found, is_https: false, service, tag: None };
+            return Ok(RouteChoice::Service(choice));
+        }
+        let (sender, handshake) = (request_sender(request), HandshakeRule::OfRequestedHost);
+        self.forwarder.route_chooser().choose(head, entrypoint, sender, handshake)
     }
 
     /// Returns the Revisions that may get the request.

@@ -240,7 +240,9 @@ impl RequestSnapshot<'_> {
             notes.push(note.to_owned());
         }
         if self.takes_raw_tcp() {
-            notes.push("the port takes raw TCP: each connection is one request".to_owned());
+            let note = "the port takes raw TCP: each connection is one request, and is reset \
+                        where HTTP gets a status code";
+            notes.push(note.to_owned());
         }
         notes
     }
@@ -254,7 +256,9 @@ impl RequestSnapshot<'_> {
 
 /// Returns true if a connection to the entrypoint is one request of raw TCP.
 pub(super) fn takes_raw_tcp(entrypoint: Entrypoint, choice: &ServiceChoice) -> bool {
-    matches!(entrypoint, Entrypoint::Service(_)) && choice.service.takes_raw_tcp() == Some(true)
+    // The connection is taken for the service of the port, before a header could choose a tag.
+    let service = &choice.found.service_match.service;
+    matches!(entrypoint, Entrypoint::Service(_)) && service.takes_raw_tcp() == Some(true)
 }
 
 fn client_auth_note(rule: &ClientAuth) -> String {

@@ -19,7 +19,6 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::{
     ActivatorConfig, ActivatorInstance,
-    request_error::ProxyRequestError,
     route_facts::{HostRule, RequestOutcome},
 };
 
@@ -285,6 +284,45 @@ fn a_host_without_its_client_ca_accepts_no_connection_of_tls() {
 }
 
 #[test]
+fn a_connection_of_raw_tcp_has_no_host_and_no_tag() {
+    let mut table = one_service();
+    let tag = RouteTag { name: "next".into(), service: service_name(1) };
+    let tag_routing = Some(TagRouting::ChooseTag(vec![tag]));
+    let rules = GatewayRules { tag_routing, ..GatewayRules::default() };
+    let service = table.services.get_mut(&service_name(0)).unwrap();
+    service.activator_port = FIRST_PORT.try_into().unwrap();
+    service.gateway_rules = Some(Box::new(rules));
+    service.protocol = Some(AppProtocol::Tcp);
+    let tagged = ServiceEntry {
+        activator_port: (FIRST_PORT + 1).try_into().unwrap(),
+        ..fixtures::service(&service_name(1), &revision_name(0))
+    };
+    table.services.insert(service_name(1), tagged);
+    let outcome = |table: &RouteTable, host: &str, header: (&str, &str)| {
+        let facts = trace(
+            &source(table),
+            &TracedRequest {
+                entrypoint: Entrypoint::Service(FIRST_PORT),
+                headers: vec![(header.0.to_owned(), header.1.to_owned())],
+                ..TracedRequest::new(host, "/")
+            },
+        );
+        let status = facts.targets.first().and_then(|it| it.status);
+        (facts.outcome, facts.service, status)
+    };
+    let taken = (RequestOutcome::Revision, Some("default/s0".to_owned()), None);
+    assert_eq!(outcome(&table, "a", ("knative-serving-tag", "next")), taken);
+    assert_eq!(outcome(&table, "a", ("k-network-probe", "probe")), taken);
+    assert_eq!(outcome(&table, "bad host", ("x", "y")), taken);
+    // A request of HTTP whose tag leads to raw TCP is refused.
+    table.services.get_mut(&service_name(0)).unwrap().protocol = None;
+    table.services.get_mut(&service_name(1)).unwrap().protocol = Some(AppProtocol::Tcp);
+    let (outcome, service, status) = outcome(&table, "a", ("knative-serving-tag", "next"));
+    assert_eq!((outcome, service.as_deref()), (RequestOutcome::Revision, Some("default/s1")));
+    assert!(status.is_some(), "raw TCP has no request of HTTP");
+}
+
+#[test]
 fn services_without_a_host_are_listed_by_their_names_within_the_cluster() {
     let mut table = one_service();
     let database = NamespacedName::new("shop", "postgres");
@@ -476,10 +514,22 @@ fn request_path_end(
     random: u64,
 ) -> (Option<String>, Option<u16>) {
     let status = |failure: ProxyRequestError| Some(failure.status().as_u16());
+    let (entrypoint, client) = (request.entrypoint, request.client);
+    if let Entrypoint::Service(port) = entrypoint
+        && let PortProtocol::RawTcp(service) = source.forwarder.port_protocol(port)
+    {
+        return match pick_target(&service, random) {
+            Err(failure) => (None, status(failure)),
+            Ok(target) => {
+                let checked = check_target(target, entrypoint, client);
+                (Some(target.revision.name.to_string()), checked.err().and_then(status))
+            }
+        };
+    }
     let head = request_head(request).unwrap();
     let chooser = source.forwarder.route_chooser();
     let (sender, handshake) = (request_sender(request), HandshakeRule::OfRequestedHost);
-    let choice = match chooser.choose(&head, request.entrypoint, sender, handshake) {
+    let choice = match chooser.choose(&head, entrypoint, sender, handshake) {
         Err(failure) => return (None, status(failure)),
         Ok(RouteChoice::Probe(_)) => return (None, None),
         Ok(RouteChoice::Redirect(..)) => return (None, Some(301)),
@@ -489,12 +539,7 @@ fn request_path_end(
         Err(failure) => return (None, status(failure)),
         Ok(target) => target,
     };
-    let (entrypoint, client) = (request.entrypoint, request.client);
-    let checked = if takes_raw_tcp(entrypoint, &choice) {
-        check_target(target, entrypoint, client)
-    } else {
-        check_http_target(&choice.service, target, entrypoint, client)
-    };
+    let checked = check_http_target(&choice.service, target, entrypoint, client);
     (Some(target.revision.name.to_string()), checked.err().and_then(status))
 }
 
