@@ -140,7 +140,8 @@ async fn trace_page(State(pages): State<DebugPages>, RawQuery(query): RawQuery) 
 }
 
 fn bad_query(error: &RequestQueryError) -> Response {
-    (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+    // The text has what the query had.
+    (StatusCode::BAD_REQUEST, PAGE_HEADERS, format!("{error}\n")).into_response()
 }
 
 impl DebugPages {
