@@ -40,15 +40,20 @@ use crate::{
     edge::host,
     entrypoint::Entrypoint,
     listeners::client_server::ClientConnectionServer,
+    request_error::ProxyRequestError,
     requests::{
         forwarder::RequestForwarder,
         route_choice::{
-            HandshakeRule, RouteChoice, ServiceChoice, check_http_target, check_target, pick_target,
+            FoundService, HandshakeRule, RouteChoice, ServiceChoice, check_http_target,
+            check_target, pick_target,
         },
     },
     revisions::{revision_snapshot::RevisionSnapshot, route_settings::PodTable},
     route_facts::{ActivatorFacts, CertificateChoiceFacts, RequestTraceFacts, RoutesFacts},
-    routes::service::{RoutedService, ServiceMatch, TrafficShare},
+    routes::{
+        match_rules::MatchRule,
+        service::{PortProtocol, RoutedService, ServiceMatch, TrafficShare},
+    },
     traced_request::{RequestQueryError, TracedRequest, parse_host_filter},
 };
 
@@ -135,7 +140,8 @@ async fn trace_page(State(pages): State<DebugPages>, RawQuery(query): RawQuery) 
 }
 
 fn bad_query(error: &RequestQueryError) -> Response {
-    (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()
+    // The text has what the query had.
+    (StatusCode::BAD_REQUEST, PAGE_HEADERS, format!("{error}\n")).into_response()
 }
 
 impl DebugPages {
@@ -151,11 +157,12 @@ impl DebugPages {
             return (StatusCode::SERVICE_UNAVAILABLE, reason).into_response();
         };
         let source = self.source;
-        let built = tokio::task::spawn_blocking(move || build(&source)).await;
+        // The thread has the turn: a client that leaves ends this future, and the page is built to its end nevertheless.
+        let building = tokio::task::spawn_blocking(move || (build(&source), turn));
         // The outer error is a panic, which is in the log.
-        let text = match built.map_err(|error| error.to_string()) {
-            Ok(Ok(text)) => text,
-            Ok(Err(error)) => {
+        let (text, turn) = match building.await.map_err(|error| error.to_string()) {
+            Ok((Ok(text), turn)) => (text, turn),
+            Ok((Err(error), _)) => {
                 return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
             }
             Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
@@ -227,10 +234,7 @@ impl RoutesSource {
 
     /// Explains the choice for a request. It is made by the functions of the request path, and no pod gets a request.
     fn trace(&self, request: &TracedRequest, head: &request::Parts) -> RequestTraceFacts {
-        let chooser = self.forwarder.route_chooser();
-        let sender = request_sender(request);
-        let handshake = HandshakeRule::OfRequestedHost;
-        let choice = chooser.choose(head, request.entrypoint, sender, handshake);
+        let choice = self.choose(request, head);
         let service = match &choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
             Ok(RouteChoice::Probe(_) | RouteChoice::Redirect(..)) | Err(_) => None,
@@ -238,22 +242,38 @@ impl RoutesSource {
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();
         let no_target = service.and_then(|choice| pick_target(&choice.service, 0).err());
         let host = host::request_host(head).unwrap_or_default();
-        let client_auth = service.and_then(|choice| choice.found.service_match.client_auth());
-        let is_in_force = |name| self.forwarder.client_cas.get(name).is_some();
-        let lacks_client_ca =
-            client_auth.is_some_and(|rule| !rule.ca.as_ref().is_some_and(is_in_force));
         explain(RequestSnapshot {
             request,
             head,
             activator: self.activator(),
             certificate: self.certificate(request, &host),
-            lacks_client_ca,
+            lacks_client_ca: self.lacks_client_ca(request, &host),
             host: &host,
             cluster_domain: &self.forwarder.cluster_domain,
             choice,
             no_target,
             targets,
         })
+    }
+
+    /// Chooses the service of a request, as the listener of its entrypoint and the forwarder do.
+    fn choose(
+        &self,
+        request: &TracedRequest,
+        head: &request::Parts,
+    ) -> Result<RouteChoice, ProxyRequestError> {
+        let entrypoint = request.entrypoint;
+        if let Entrypoint::Service(port) = entrypoint
+            && let PortProtocol::RawTcp(service) = self.forwarder.port_protocol(port)
+        {
+            // Nothing that the client sends is read: it has no host and no tag, and is no probe.
+            let service_match = ServiceMatch::from(Arc::clone(&service));
+            let found = FoundService { rule: MatchRule::OwnPort(port), service_match };
+            let choice = ServiceChoice { found, is_https: false, service, tag: None };
+            return Ok(RouteChoice::Service(choice));
+        }
+        let (sender, handshake) = (request_sender(request), HandshakeRule::OfRequestedHost);
+        self.forwarder.route_chooser().choose(head, entrypoint, sender, handshake)
     }
 
     /// Returns the Revisions that may get the request.
@@ -278,12 +298,28 @@ impl RoutesSource {
 
     /// Returns the certificate that the client of a TLS gateway gets.
     fn certificate(&self, request: &TracedRequest, host: &str) -> Option<CertificateChoiceFacts> {
-        if !request.is_tls || request.entrypoint != Entrypoint::External {
+        if !meets_tls_gateway(request) {
             return None;
         }
         let own = self.forwarder.routes.handshake_rules(host).certificate;
         self.forwarder.certificates.snapshot().choice_facts(own.as_ref(), host)
     }
+
+    /// Returns true if handshakes for the host fail, because the authorities of its clients' certificates are not in
+    /// force.
+    fn lacks_client_ca(&self, request: &TracedRequest, host: &str) -> bool {
+        if !meets_tls_gateway(request) {
+            return false;
+        }
+        let rule = self.forwarder.routes.handshake_rules(host).client_auth;
+        let is_missing = |name: NamespacedName| self.forwarder.client_cas.get(&name).is_none();
+        rule.is_some_and(|it| it.ca.is_none_or(is_missing))
+    }
+}
+
+/// Returns true if the connection begins with a handshake at the gateway.
+fn meets_tls_gateway(request: &TracedRequest) -> bool {
+    request.is_tls && request.entrypoint == Entrypoint::External
 }
 
 #[cfg(test)]

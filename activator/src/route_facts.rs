@@ -221,7 +221,7 @@ pub enum RoutedPodState {
     EarlyReady,
     /// The pod is ready and gets no requests for a moment, because a dial failed or was not answered.
     Paused,
-    /// The pod starts or drains.
+    /// The pod starts or drains, or has left this address.
     NotReady,
 }
 
@@ -362,7 +362,7 @@ pub struct RequestTraceFacts {
     /// URL to which the client is redirected.
     #[serde(default)]
     pub location: Option<String>,
-    /// Certificate for the host; `None`: the connection has no TLS, or its handshake fails.
+    /// Certificate for the host; `None`: the connection has no TLS, or no certificate is for the host.
     #[serde(default)]
     pub certificate: Option<CertificateChoiceFacts>,
     /// Revisions that may get the request, with the state of each.

@@ -29,14 +29,29 @@ pub(crate) fn get_page(
     stream.write_all(head.as_bytes())?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
-    parse_response(&text).ok_or_else(|| io::Error::other("the response is not HTTP"))
+    parse_response(&text).map_err(io::Error::other)
 }
 
-fn parse_response(text: &str) -> Option<AdminPage> {
+/// Reads a response. Errors: it is not HTTP, or the connection has ended before its body.
+fn parse_response(text: &str) -> Result<AdminPage, &'static str> {
+    let (page, body_bytes) = parse_parts(text).ok_or("the response is not HTTP")?;
+    // A component that ends, or has waited too long for the reader, leaves the rest out.
+    if body_bytes.is_some_and(|bytes| page.body.len() < bytes) {
+        return Err("the response is not complete");
+    }
+    Ok(page)
+}
+
+/// Splits a response into its page and the length that its head names for the body.
+fn parse_parts(text: &str) -> Option<(AdminPage, Option<usize>)> {
     let (head, body) = text.split_once("\r\n\r\n")?;
-    let status_line = head.lines().next().filter(|line| line.starts_with("HTTP/1."))?;
+    let mut lines = head.lines();
+    let status_line = lines.next().filter(|line| line.starts_with("HTTP/1."))?;
     let status = status_line.split(' ').nth(1)?.parse().ok()?;
-    Some(AdminPage { status, body: body.to_owned() })
+    let mut fields = lines.filter_map(|line| line.split_once(':'));
+    let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    let body_bytes = length.and_then(|(_, value)| value.trim().parse().ok());
+    Some((AdminPage { status, body: body.to_owned() }, body_bytes))
 }
 
 #[cfg(test)]
@@ -45,11 +60,21 @@ mod tests {
 
     #[test]
     fn a_response_has_its_status_and_its_text() {
-        let text = "HTTP/1.0 503 Service Unavailable\r\ncontent-length: 3\r\n\r\na\r\n\r\nb";
+        let text = "HTTP/1.0 503 Service Unavailable\r\ncontent-length: 6\r\n\r\na\r\n\r\nb";
         let page = AdminPage { status: 503, body: "a\r\n\r\nb".into() };
-        assert_eq!(parse_response(text), Some(page));
+        assert_eq!(parse_response(text), Ok(page));
         for bad in ["", "HTTP/1.1 200 OK\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 ok\r\n\r\n"] {
-            assert_eq!(parse_response(bad), None, "{bad:?}");
+            assert_eq!(parse_response(bad), Err("the response is not HTTP"), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_response_that_breaks_off_is_no_page() {
+        let text = "HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\n{\"a\": 1}";
+        assert_eq!(parse_response(text), Err("the response is not complete"));
+        let whole = parse_response(&text.replace('9', "8")).expect("a page");
+        assert_eq!(whole.body, "{\"a\": 1}");
+        let without_length = parse_response("HTTP/1.0 200 OK\r\n\r\n{").expect("a page");
+        assert_eq!(without_length.body, "{");
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct RequestSnapshot<'a> {
     pub(super) targets: Vec<TargetSnapshot>,
     /// Certificate for the host, if the connection has TLS.
     pub(super) certificate: Option<CertificateChoiceFacts>,
-    /// True if the host asks for client certificates, and its client CA is not in force.
+    /// True if the connection has TLS, and the host's authorities of client certificates are not in force.
     pub(super) lacks_client_ca: bool,
 }
 
@@ -144,20 +144,9 @@ impl RequestSnapshot<'_> {
     }
 
     fn result(&self) -> RequestResult {
-        if self.request.is_tls && self.certificate.is_none() {
+        if let Some(reason) = self.handshake_failure() {
             // Nothing of the request arrives then.
-            let reason = format!(
-                "the handshake of TLS fails with the alert unrecognized_name: no certificate is \
-                 for {:?}, and there is no default",
-                self.host
-            );
             return RequestResult { outcome: RequestOutcome::Refused, status: None, reason };
-        }
-        if self.request.is_tls && self.lacks_client_ca {
-            let reason = "the handshake of TLS fails with the alert internal_error: the host asks \
-                          for client certificates, and its client CA is not in force";
-            let (outcome, reason) = (RequestOutcome::Refused, reason.to_owned());
-            return RequestResult { outcome, status: None, reason };
         }
         match (&self.choice, &self.no_target) {
             (Err(failure), _) | (Ok(RouteChoice::Service(_)), Some(failure)) => RequestResult {
@@ -183,6 +172,23 @@ impl RequestSnapshot<'_> {
                 reason: found_reason(&choice.found),
             },
         }
+    }
+
+    /// Returns the reason for which the handshake of TLS fails; `None`: it does not, or there is none.
+    fn handshake_failure(&self) -> Option<String> {
+        let host = self.host;
+        if self.request.is_tls && self.certificate.is_none() {
+            return Some(format!(
+                "the handshake of TLS fails with the alert unrecognized_name: no certificate is \
+                 for {host:?}, and there is no default"
+            ));
+        }
+        self.lacks_client_ca.then(|| {
+            format!(
+                "the handshake of TLS fails with the alert internal_error: the client CA of \
+                 {host:?} is not in force"
+            )
+        })
     }
 
     /// Returns the rules that were tried: all of them if none has found a service, and none if the request was refused
@@ -234,7 +240,9 @@ impl RequestSnapshot<'_> {
             notes.push(note.to_owned());
         }
         if self.takes_raw_tcp() {
-            notes.push("the port takes raw TCP: each connection is one request".to_owned());
+            let note = "the port takes raw TCP: each connection is one request, and is reset \
+                        where HTTP gets a status code";
+            notes.push(note.to_owned());
         }
         notes
     }
@@ -248,7 +256,9 @@ impl RequestSnapshot<'_> {
 
 /// Returns true if a connection to the entrypoint is one request of raw TCP.
 pub(super) fn takes_raw_tcp(entrypoint: Entrypoint, choice: &ServiceChoice) -> bool {
-    matches!(entrypoint, Entrypoint::Service(_)) && choice.service.takes_raw_tcp() == Some(true)
+    // The connection is taken for the service of the port, before a header could choose a tag.
+    let service = &choice.found.service_match.service;
+    matches!(entrypoint, Entrypoint::Service(_)) && service.takes_raw_tcp() == Some(true)
 }
 
 fn client_auth_note(rule: &ClientAuth) -> String {
@@ -321,7 +331,7 @@ impl TargetSnapshot {
 
     /// Returns true if the request could neither go to a pod nor wait.
     fn is_full(&self) -> bool {
-        self.revision.next.is_none() && self.revision.waiting_for_port >= self.revision.max_waiting
+        self.revision.next.is_none() && !self.revision.has_room
     }
 
     fn pod_reason(&self, pod: &RoutedPodFacts) -> String {

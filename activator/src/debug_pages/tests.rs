@@ -19,7 +19,6 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::{
     ActivatorConfig, ActivatorInstance,
-    request_error::ProxyRequestError,
     route_facts::{HostRule, RequestOutcome},
 };
 
@@ -144,6 +143,24 @@ fn a_request_that_finds_all_slots_in_use_waits_or_is_refused() {
 }
 
 #[test]
+fn a_request_is_refused_while_few_others_hold_all_bytes_of_the_queue() {
+    let source = source(&one_service());
+    let status = || {
+        let facts = trace(&source, &TracedRequest::new("s0.example", "/"));
+        facts.targets[0].status
+    };
+    let revision = source.forwarder.routes.revision(&revision_name(0)).unwrap();
+    let bytes = source.server.connections().budget.wait_queue.max_bytes;
+    let mut large = revision.queue_entry(None, bytes);
+    let mut waiting = Box::pin(large.acquire_permit());
+    assert!(waiting.as_mut().now_or_never().is_none(), "it waits");
+    assert_eq!(status(), Some(503));
+    drop(waiting);
+    drop(large);
+    assert_eq!(status(), None);
+}
+
+#[test]
 fn a_trace_names_the_rules_that_were_tried() {
     let table = one_service();
     let source = source(&table);
@@ -237,31 +254,72 @@ fn a_connection_of_tls_has_the_certificate_of_the_handshake() {
 }
 
 #[test]
-fn a_trace_over_tls_is_refused_while_the_client_ca_is_not_in_force() {
-    let mut table = one_service();
-    let (secret, ca) = (service_name(7), service_name(8));
-    let certificate = TestAuthority::new().issue(&["*.example"]);
-    table.certificates.insert(secret.clone(), certificate.entry(&secret));
-    let edge = EdgeSettings { certificates: vec![secret], ..EdgeSettings::default() };
-    table.settings = GlobalSettings { edge, ..GlobalSettings::default() };
-    let map = |table: &mut RouteTable, ca: Option<NamespacedName>| {
-        let client_auth = Some(ClientAuth { ca, is_optional: false });
-        let mapped = MappedDomain { client_auth, ..domain("shop.example".to_owned(), false) };
+fn a_host_without_its_client_ca_accepts_no_connection_of_tls() {
+    let (host, secret) = ("shop.example", NamespacedName::new("shop", "tls"));
+    let (authority, ca) = (TestAuthority::new(), NamespacedName::new("shop", "partners"));
+    let outcome = |named: Option<&NamespacedName>, is_optional: bool, is_in_force: bool| {
+        let mut table = one_service();
+        let mut mapped = domain(host.to_owned(), false);
+        mapped.certificate = Some(secret.clone());
+        mapped.client_auth = Some(ClientAuth { ca: named.cloned(), is_optional });
         let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
         table.services.get_mut(&service_name(0)).unwrap().gateway_rules = Some(Box::new(rules));
+        table.certificates.insert(secret.clone(), authority.issue(&[host]).entry(&secret));
+        if is_in_force {
+            table.client_cas.insert(ca.clone(), authority.client_ca_entry(&ca));
+        }
+        let facts = trace(
+            &source(&table),
+            &TracedRequest { is_tls: true, ..TracedRequest::new(host, "/") },
+        );
+        assert!(facts.certificate.is_some(), "{facts:?}");
+        (facts.outcome, facts.reason.contains("the client CA of \"shop.example\" is not in force"))
     };
-    let end = |table: &RouteTable| {
-        let request = TracedRequest { is_tls: true, ..TracedRequest::new("shop.example", "/") };
-        let facts = trace(&source(table), &request);
-        (facts.outcome, facts.reason.contains("alert internal_error"), facts.targets.len())
+    for is_optional in [false, true] {
+        let refused = (RequestOutcome::Refused, true);
+        assert_eq!(outcome(Some(&ca), is_optional, false), refused);
+        assert_eq!(outcome(None, is_optional, true), refused, "its name is not valid");
+        assert_eq!(outcome(Some(&ca), is_optional, true), (RequestOutcome::Revision, false));
+    }
+}
+
+#[test]
+fn a_connection_of_raw_tcp_has_no_host_and_no_tag() {
+    let mut table = one_service();
+    let tag = RouteTag { name: "next".into(), service: service_name(1) };
+    let tag_routing = Some(TagRouting::ChooseTag(vec![tag]));
+    let rules = GatewayRules { tag_routing, ..GatewayRules::default() };
+    let service = table.services.get_mut(&service_name(0)).unwrap();
+    service.activator_port = FIRST_PORT.try_into().unwrap();
+    service.gateway_rules = Some(Box::new(rules));
+    service.protocol = Some(AppProtocol::Tcp);
+    let tagged = ServiceEntry {
+        activator_port: (FIRST_PORT + 1).try_into().unwrap(),
+        ..fixtures::service(&service_name(1), &revision_name(0))
     };
-    let refused = (RequestOutcome::Refused, true, 0);
-    map(&mut table, None);
-    assert_eq!(end(&table), refused, "the client CA has no valid name");
-    map(&mut table, Some(ca.clone()));
-    assert_eq!(end(&table), refused);
-    table.client_cas.insert(ca.clone(), TestAuthority::new().client_ca_entry(&ca));
-    assert_eq!(end(&table), (RequestOutcome::Revision, false, 1));
+    table.services.insert(service_name(1), tagged);
+    let outcome = |table: &RouteTable, host: &str, header: (&str, &str)| {
+        let facts = trace(
+            &source(table),
+            &TracedRequest {
+                entrypoint: Entrypoint::Service(FIRST_PORT),
+                headers: vec![(header.0.to_owned(), header.1.to_owned())],
+                ..TracedRequest::new(host, "/")
+            },
+        );
+        let status = facts.targets.first().and_then(|it| it.status);
+        (facts.outcome, facts.service, status)
+    };
+    let taken = (RequestOutcome::Revision, Some("default/s0".to_owned()), None);
+    assert_eq!(outcome(&table, "a", ("knative-serving-tag", "next")), taken);
+    assert_eq!(outcome(&table, "a", ("k-network-probe", "probe")), taken);
+    assert_eq!(outcome(&table, "bad host", ("x", "y")), taken);
+    // A request of HTTP whose tag leads to raw TCP is refused.
+    table.services.get_mut(&service_name(0)).unwrap().protocol = None;
+    table.services.get_mut(&service_name(1)).unwrap().protocol = Some(AppProtocol::Tcp);
+    let (outcome, service, status) = outcome(&table, "a", ("knative-serving-tag", "next"));
+    assert_eq!((outcome, service.as_deref()), (RequestOutcome::Revision, Some("default/s1")));
+    assert!(status.is_some(), "raw TCP has no request of HTTP");
 }
 
 #[test]
@@ -288,6 +346,27 @@ fn services_without_a_host_are_listed_by_their_names_within_the_cluster() {
     let revisions: Vec<_> = page.revisions.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(revisions, ["default/r0", "shop/postgres"]);
     assert_eq!(source.routes("postgres".to_owned()).hosts.len(), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_does_not_give_up_the_turn_of_its_page() {
+    let source = Arc::new(source(&RouteTable::default()));
+    let pages = DebugPages { source, turn: Arc::new(Semaphore::new(1)) };
+    let (begun, begins) = tokio::sync::oneshot::channel();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let build = move |_: &RoutesSource| {
+        begun.send(()).unwrap();
+        // An error is the end of a test that has failed.
+        let _ = ends.recv();
+        Ok(Vec::new())
+    };
+    let client = tokio::spawn(pages.clone().respond(JSON, build));
+    begins.await.unwrap();
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    assert_eq!(pages.turn.available_permits(), 0, "the page is still being built");
+    end.send(()).unwrap();
+    drop(pages.turn.acquire().await.unwrap());
 }
 
 /// Service of a random table. Numbers are those of Revisions.
@@ -435,10 +514,22 @@ fn request_path_end(
     random: u64,
 ) -> (Option<String>, Option<u16>) {
     let status = |failure: ProxyRequestError| Some(failure.status().as_u16());
+    let (entrypoint, client) = (request.entrypoint, request.client);
+    if let Entrypoint::Service(port) = entrypoint
+        && let PortProtocol::RawTcp(service) = source.forwarder.port_protocol(port)
+    {
+        return match pick_target(&service, random) {
+            Err(failure) => (None, status(failure)),
+            Ok(target) => {
+                let checked = check_target(target, entrypoint, client);
+                (Some(target.revision.name.to_string()), checked.err().and_then(status))
+            }
+        };
+    }
     let head = request_head(request).unwrap();
     let chooser = source.forwarder.route_chooser();
     let (sender, handshake) = (request_sender(request), HandshakeRule::OfRequestedHost);
-    let choice = match chooser.choose(&head, request.entrypoint, sender, handshake) {
+    let choice = match chooser.choose(&head, entrypoint, sender, handshake) {
         Err(failure) => return (None, status(failure)),
         Ok(RouteChoice::Probe(_)) => return (None, None),
         Ok(RouteChoice::Redirect(..)) => return (None, Some(301)),
@@ -448,12 +539,7 @@ fn request_path_end(
         Err(failure) => return (None, status(failure)),
         Ok(target) => target,
     };
-    let (entrypoint, client) = (request.entrypoint, request.client);
-    let checked = if takes_raw_tcp(entrypoint, &choice) {
-        check_target(target, entrypoint, client)
-    } else {
-        check_http_target(&choice.service, target, entrypoint, client)
-    };
+    let checked = check_http_target(&choice.service, target, entrypoint, client);
     (Some(target.revision.name.to_string()), checked.err().and_then(status))
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 use crate::{
-    budget::WaitQueueBounds,
+    budget::{REQUEST_OVERHEAD_BYTES, WaitQueueBounds},
     clock::{now_ns, random_u64},
     pods::{
         endpoint::{PodConnectionSettings, PodEndpoint},
@@ -163,16 +163,15 @@ impl ActivatorRevision {
         let mut snapshot = RevisionSnapshot {
             settings: state.route_settings.clone(),
             waiting: 0,
-            waiting_for_port: 0,
             max_waiting: self.context.queue_bounds.max_requests,
             in_flight: 0,
             pods: Vec::new(),
             next: None,
+            has_room: true,
         };
         let Some(active) = &state.active else { return snapshot };
         let queue = &active.wait_queue;
         snapshot.waiting = queue.waiting_count();
-        snapshot.waiting_for_port = queue.waiting_count_for(service_port);
         snapshot.max_waiting = queue.max_waiting();
         snapshot.in_flight = queue.in_flight();
         let pods = queue.queued_pods().filter_map(|queued| {
@@ -181,6 +180,7 @@ impl ActivatorRevision {
         });
         snapshot.pods = pods.collect();
         snapshot.next = queue.preview(service_port, random);
+        snapshot.has_room = queue.has_room(service_port, REQUEST_OVERHEAD_BYTES);
         snapshot
     }
 

@@ -25,8 +25,6 @@ pub struct RevisionSnapshot {
     pub settings: Option<RevisionRouteSettings>,
     /// Number of requests that wait, for all ports.
     pub waiting: usize,
-    /// Number of requests that wait for the port of the snapshot.
-    pub waiting_for_port: usize,
     /// Number of requests that may wait for one port.
     pub max_waiting: usize,
     /// Number of requests in flight, also at pods that the table does not contain any more.
@@ -35,6 +33,8 @@ pub struct RevisionSnapshot {
     pub pods: Vec<SnapshotPod>,
     /// Pod that would get the next request for the port of the snapshot; `None`: it would wait.
     pub next: Option<PodEndpointKey>,
+    /// True if a further small request for the port of the snapshot may wait.
+    pub has_room: bool,
 }
 
 /// Pod of a wait queue with its uid.
@@ -101,12 +101,13 @@ impl RevisionSnapshot {
     }
 
     fn row(&self, uid: &str, pod: &PodTableEntry, queued: Option<QueuedPod>) -> RoutedPodFacts {
-        let is_paused = queued.is_some_and(|it| it.state == PodQueueState::Paused);
-        let state = match (is_paused, pod.is_ready, pod.takes_requests(self.limit())) {
-            (true, _, _) => RoutedPodState::Paused,
-            (false, true, _) => RoutedPodState::Ready,
-            (false, false, true) => RoutedPodState::EarlyReady,
-            (false, false, false) => RoutedPodState::NotReady,
+        let takes_requests = pod.takes_requests(self.limit());
+        let state = match (queued.map(|it| it.state), pod.is_ready, takes_requests) {
+            (Some(PodQueueState::Paused), _, _) => RoutedPodState::Paused,
+            // The last requests of an address that the pod has left: it may be ready at another one.
+            (Some(PodQueueState::Closed), _, _) | (_, false, false) => RoutedPodState::NotReady,
+            (Some(PodQueueState::Open) | None, true, _) => RoutedPodState::Ready,
+            (Some(PodQueueState::Open) | None, false, true) => RoutedPodState::EarlyReady,
         };
         let load = queued.map(|it| it.load);
         let rank = load.map(|it| it.rank).unwrap_or_default();
@@ -172,11 +173,11 @@ mod tests {
         RevisionSnapshot {
             settings: None,
             waiting: 0,
-            waiting_for_port: 0,
             max_waiting: 10,
             in_flight,
             pods,
             next: None,
+            has_room: true,
         }
     }
 
@@ -207,6 +208,17 @@ mod tests {
         assert_eq!(facts.pods[2].address, None);
         assert_eq!(snapshot.next_pod_facts(&table).as_ref(), Some(&facts.pods[0]));
         assert_eq!(snapshot.count_pods(None, PodQueueState::Paused), 1);
+    }
+
+    #[test]
+    fn an_address_that_a_pod_has_left_is_not_ready() {
+        let table = PodTable::from([("1".to_owned(), table_pod(1, true))]);
+        let mut left = queued_pod(9, 2, PodQueueState::Closed);
+        left.uid = "1".into();
+        let snapshot = snapshot(vec![queued_pod(1, 0, PodQueueState::Open), left]);
+        let facts = snapshot.facts(&NamespacedName::EMPTY, &table, MAX_SHOWN_PODS);
+        let states: Vec<_> = facts.pods.iter().map(|it| (it.state, it.in_flight)).collect();
+        assert_eq!(states, [(RoutedPodState::Ready, 0), (RoutedPodState::NotReady, 2)]);
     }
 
     #[test]

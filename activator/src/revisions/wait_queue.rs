@@ -193,15 +193,23 @@ impl<W> WaitQueue<W> {
         bytes: usize,
         waiter: W,
     ) -> Result<(), WaitQueueFull> {
-        let before = self.waiting_by_port.get(&place.service_port).copied().unwrap_or_default();
-        let total_bytes = before.bytes.saturating_add(bytes);
-        if before.requests >= self.max_waiting() || total_bytes > self.bounds.max_bytes {
-            return Err(WaitQueueFull);
-        }
-        let amount = WaitingAmount { requests: before.requests + 1, bytes: total_bytes };
+        let amount = self.amount_with(place.service_port, bytes).ok_or(WaitQueueFull)?;
         self.waiting_by_port.insert(place.service_port, amount);
         self.waiting.insert(place, QueuedWaiter { waiter, bytes });
         Ok(())
+    }
+
+    /// Returns true if a further request of `bytes` bytes may wait for a port.
+    pub fn has_room(&self, service_port: Option<NonZeroU16>, bytes: usize) -> bool {
+        self.amount_with(service_port, bytes).is_some()
+    }
+
+    /// Returns the amount that waits for a port with a further request of `bytes` bytes; `None`: it exceeds a bound.
+    fn amount_with(&self, service_port: Option<NonZeroU16>, bytes: usize) -> Option<WaitingAmount> {
+        let before = self.waiting_by_port.get(&service_port).copied().unwrap_or_default();
+        let total_bytes = before.bytes.saturating_add(bytes);
+        let has_room = before.requests < self.max_waiting() && total_bytes <= self.bounds.max_bytes;
+        has_room.then_some(WaitingAmount { requests: before.requests + 1, bytes: total_bytes })
     }
 
     /// Removes a request whose client is gone or whose deadline is over. `None`: it was not waiting any more.
@@ -388,11 +396,6 @@ impl<W> WaitQueue<W> {
     /// Number of requests that wait.
     pub fn waiting_count(&self) -> usize {
         self.waiting.len()
-    }
-
-    /// Number of requests that wait for a port.
-    pub fn waiting_count_for(&self, service_port: Option<NonZeroU16>) -> usize {
-        self.waiting_by_port.get(&service_port).map_or(0, |amount| amount.requests)
     }
 
     /// Number of requests in flight, over all pods.

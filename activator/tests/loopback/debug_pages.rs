@@ -159,6 +159,7 @@ async fn pages_are_read_only_and_refuse_what_they_do_not_know() {
             head.starts_with("HTTP/1.1 400 ") && body.contains(" is "),
             "{path}: {head} {body}"
         );
+        assert!(head.contains("x-content-type-options: nosniff"), "{head}");
     }
 }
 

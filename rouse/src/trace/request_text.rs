@@ -1,5 +1,7 @@
 //! Pure: the choice for a request → text for reading.
 
+use std::collections::BTreeSet;
+
 use activator::route_facts::{
     RequestOutcome, RequestTraceFacts, RevisionFacts, RoutedPodFacts, RoutedPodRank,
     TracedTargetFacts,
@@ -82,8 +84,9 @@ fn pods_text(revision: &RevisionFacts) -> String {
         header: header.map(str::to_owned).to_vec(),
         rows: revision.pods.iter().map(|it| pod_cells(it).to_vec()).collect(),
     };
-    // Each pod has a row at least, so that fewer rows than pods mean that some are missing.
-    let more = match revision.all_pods.saturating_sub(revision.pods.len()) {
+    // A pod of a scaled Service has a row for each port.
+    let shown: BTreeSet<&str> = revision.pods.iter().map(|it| it.uid.as_str()).collect();
+    let more = match revision.all_pods.saturating_sub(shown.len()) {
         0 => String::new(),
         more => format!("… and {more} more\n"),
     };
@@ -177,6 +180,23 @@ shop-1-abc   10.0.0.1:8080   ready,preferred   n2     b      3           -
 Revision default/shop-2 has no pod.
 ";
         assert_eq!(text(&facts, true), format!("{expected}{wide}"));
+    }
+
+    #[test]
+    fn pods_that_are_left_out_are_counted_by_pods_and_not_by_ports() {
+        let port = |port: u16| {
+            json!({
+                "uid": "u", "name": "postgres-0", "address": format!("10.0.0.1:{port}"),
+                "servicePort": port, "node": "n2", "zone": "b", "state": "ready", "rank": "usual",
+                "inFlight": 0,
+            })
+        };
+        let revision = revision("shop/postgres", json!([port(5432), port(9187)]));
+        let facts = facts(json!({
+            "targets": [{"percent": 100, "reason": "waits", "revision": revision}],
+        }));
+        let text = text(&facts, true);
+        assert!(text.ends_with("… and 1 more\n"), "{text}");
     }
 
     #[test]
