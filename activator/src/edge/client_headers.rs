@@ -130,6 +130,16 @@ pub fn describes_client(name: &HeaderName) -> bool {
     HeaderName::from_bytes(dashed.as_bytes()).is_ok_and(|it| is_client_claim(&it))
 }
 
+/// Removes the trailer fields that describe the client: any client could write them, and only the head of a request has
+/// those of the activator.
+pub fn remove_client_claims(trailers: &mut HeaderMap) {
+    let claims: Vec<HeaderName> =
+        trailers.keys().filter(|it| describes_client(it)).cloned().collect();
+    for name in claims {
+        trailers.remove(name);
+    }
+}
+
 /// Headers for a request from a workload of the cluster: those that are there are kept and extended.
 fn write_for_internal(headers: &mut HeaderMap, client: &str) {
     let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();

@@ -17,7 +17,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep};
 
-use crate::clients::{connections::ClientConnection, socket::ClientSocket};
+use crate::{
+    clients::{connections::ClientConnection, socket::ClientSocket},
+    edge::client_headers::remove_client_claims,
+};
 
 /// Maximum number of bytes of a body that are kept for a second attempt.
 const MAX_RESEND_BYTES: usize = 64 << 10;
@@ -156,9 +159,10 @@ impl ClientRequestBody {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let next = Pin::new(&mut self.body).poll_frame(cx);
-        if let Poll::Ready(Some(Ok(frame))) = &next {
+        let mut next = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &mut next {
             self.connection.remove_body_bytes(frame.data_ref().map_or(0, Bytes::len));
+            frame.trailers_mut().into_iter().for_each(remove_client_claims);
         }
         next
     }

@@ -414,3 +414,14 @@ proptest! {
         prop_assert!(is_traceparent(headers[TRACEPARENT].as_bytes()));
     }
 }
+
+#[test]
+fn trailers_describe_no_client() {
+    let mut trailers = HeaderMap::new();
+    for name in ["x-sum", "x-forwarded-client-cert", "x_forwarded_for", "forwarded", "x-real-ip"] {
+        trailers.insert(HeaderName::from_static(name), HeaderValue::from_static("1"));
+    }
+    remove_client_claims(&mut trailers);
+    let left: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+    assert_eq!(left, ["x-sum"]);
+}
