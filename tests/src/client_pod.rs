@@ -114,15 +114,31 @@ spec:
     }
 
     /// Command in the pod's network and cgroup, where programs see its connects, with the host's files.
+    ///
+    /// Its processor time is the cluster's where the hierarchy of that controller is another one.
     pub fn command(&self, args: &[&str]) -> Command {
         // `/proc/PID` of the pod's process.
         let process = self.netns.parent().and_then(Path::parent).expect("a process has a folder");
-        let script = "echo $$ > \"$0/cgroup.procs\" && netns=$1 && shift && \
+        let script = "echo $$ > \"$0/cgroup.procs\" && netns=$1 && cpu=$2 && shift 2 && \
+                      { [ ! -d \"$cpu\" ] || echo $$ > \"$cpu/cgroup.procs\"; } && \
                       exec nsenter --net=\"$netns\" \"$@\"";
         let mut shell = Command::new("sh");
-        shell.args(["-c", script]).arg(cgroup_of(process)).arg(&self.netns).args(args);
+        shell.args(["-c", script]).arg(cgroup_of(process)).arg(&self.netns);
+        shell.arg(clients_cgroup(process)).args(args);
         shell
     }
+}
+
+/// Directory of the clients' cgroup of the process' cluster, in the v1 hierarchy of the processor. It does not exist
+/// where v2 has this controller, or outside of xtask's clusters.
+fn clients_cgroup(process: &Path) -> PathBuf {
+    let text = std::fs::read_to_string(process.join("cgroup")).expect("a process has cgroups");
+    let path = text.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|it| it == "cpu").then_some(path)
+    });
+    let cluster = path.and_then(|it| it.split('/').nth(1)).unwrap_or_default();
+    Path::new("/sys/fs/cgroup/cpu").join(cluster).join("clients")
 }
 
 /// Directory of the cgroup v2 of a process.

@@ -12,7 +12,7 @@ use crate::sh;
 
 /// Processor weight of a cluster, in weights of one process outside of it: without it, a whole cluster would get as much
 /// processor time as one busy process of the machine.
-const CLUSTER_CPU_WEIGHT: u32 = 16;
+const CLUSTER_CPU_WEIGHT: u32 = 4;
 /// Files of the processor weight (v1 and v2), each with the kernel's default.
 const CPU_WEIGHT_FILES: [(&str, u32); 2] = [("cpu.shares", 1024), ("cpu.weight", 100)];
 

@@ -318,6 +318,8 @@ fn run_step(
 fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
     let paths = starter.paths;
     cgroups::create(&format!("{}/hub", paths.cgroup()))?;
+    // Clients of tests enter it, which would otherwise compete with the whole cluster.
+    cgroups::create(&format!("{}/clients", paths.cgroup()))?;
     cgroups::set_cluster_weight(&paths.cgroup())?;
     network::create_namespace(paths, None)?;
     // Written last: without this file the base is incomplete, left by a killed `up`.
