@@ -357,10 +357,14 @@ impl TrackedPod {
         let old = mem::replace(&mut self.pod, pod);
         // A snapshot may name a pod that an earlier table had dropped.
         self.drain.is_route_removed = false;
-        // After a change of port or probe, the state of the old port does not apply to the new one.
-        let is_probed_anew = old.probe != self.pod.probe || old.port != self.pod.port;
+        let is_port_changed = old.port != self.pod.port;
+        let is_probed_anew = old.probe != self.pod.probe || is_port_changed;
         if is_probed_anew {
             self.readiness.restart(self.pod.probe.clone());
+        }
+        // The state of the old port does not apply to the new one. That of the same port does: without it, a pod that
+        // serves would count as one without a listener until the maps are read again.
+        if is_port_changed {
             self.kernel_state = PodKernelState::default();
         }
         if is_probed_anew || old.ports != self.pod.ports || old.keeps_binds != self.pod.keeps_binds

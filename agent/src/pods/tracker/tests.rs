@@ -182,6 +182,21 @@ fn a_listener_the_kernel_did_not_see_counts_until_an_inspection_misses_it() {
 }
 
 #[test]
+fn a_pod_that_listens_stays_ready_over_a_change_of_its_thresholds() {
+    let now = Instant::now();
+    let mut pods = registered(pod("a", ProbeHandler::Listen), now);
+    read_kernel_state(&mut pods, now, listening_state(1));
+    let mut changed = pod("a", ProbeHandler::Listen);
+    changed.probe.failure_threshold = 1;
+    let update = |pod: &wire::PodEntry| PodTrackerEvent::RouteUpdated(Box::new(pod.clone()));
+    assert_eq!(reports(pods.step(now, update(&changed))), [], "no report says that it is unready");
+    // Nothing is known of another port.
+    changed.port = 9000.try_into().expect("not zero");
+    let moved = reports(pods.step(now, update(&changed)));
+    assert!(moved.iter().any(|it| !it.ready), "{moved:?}");
+}
+
+#[test]
 fn a_listener_the_kernel_did_not_see_stays_over_readings_that_miss_it() {
     let now = Instant::now();
     let mut pods = registered(pod("a", ProbeHandler::Listen), now);
