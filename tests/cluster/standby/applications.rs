@@ -42,6 +42,8 @@ http {
         "server.mjs",
         "import { createServer } from \"node:http\";
 createServer((request, response) => response.end(\"node\\n\")).listen(process.env.PORT);
+// Without a handler the first process of a container ignores SIGTERM, and ends with the grace period of ten minutes.
+process.on(\"SIGTERM\", () => process.exit(0));
 ",
     ),
     ("Corefile", ".:1053 {\n  ready :8080\n}\n"),
