@@ -97,7 +97,9 @@ impl<'a> FloodFixture<'a> {
     /// Manifest of the service's present version.
     ///
     /// An application that gets SIGTERM in its first milliseconds, as PID 1 and without a handler yet, ignores it. That
-    /// happens if no agent responds to the preStop hook. `timeoutSeconds` then bounds the time until SIGKILL.
+    /// happens if no agent responds to the preStop hook. `timeoutSeconds` then bounds the time until SIGKILL. Agents close
+    /// a connection with long requests in a pause between two. On a busy machine they meet only one of several pauses,
+    /// which took more than 60 s.
     pub(crate) fn service_manifest(&self, traffic: &str) -> String {
         let (version, FloodAppOptions { exits_on_term, min_pods }) = (self.version, self.app);
         let exits_on_term = u8::from(exits_on_term);
@@ -115,7 +117,7 @@ spec:
         autoscaling.knative.dev/target: \"{TARGET_CONCURRENCY}\"
         autoscaling.knative.dev/target-utilization-percentage: \"100\"
     spec:
-      timeoutSeconds: 60
+      timeoutSeconds: 180
       containers:
       - image: \"{HELLO_IMAGE}\"
         env:

@@ -1,7 +1,7 @@
 //! Pods that stop under load for any reason: every request gets a response, and none is served twice.
 //!
 //! `ROUSE_STOPPING_REQUESTS` is the least number of requests of each test, `ROUSE_LONG_REQUEST_S` the length of the
-//! longest in seconds, which the timeout of the service (60 s) bounds.
+//! longest in seconds, which the timeout of the service (180 s) bounds.
 #![allow(clippy::print_stdout, reason = "the output shows the progress of the load")]
 
 use serde_json::Value;

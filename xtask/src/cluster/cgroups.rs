@@ -10,9 +10,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
-/// Processor weight of a cluster, in weights of one process outside of it: without it, a whole cluster would get as much
-/// processor time as one busy process of the machine.
-const CLUSTER_CPU_WEIGHT: u32 = 4;
+/// Processor weight of a cluster, in percent of that of one process outside of it: without it, a whole cluster would get
+/// as much processor time as one busy process of the machine.
+pub(crate) const CLUSTER_CPU_PERCENT: u32 = 800;
+/// Processor weight of the clients of a cluster's tests, in percent of that of one of its nodes.
+pub(crate) const CLIENTS_CPU_PERCENT: u32 = 50;
 /// Files of the processor weight (v1 and v2), each with the kernel's default.
 const CPU_WEIGHT_FILES: [(&str, u32); 2] = [("cpu.shares", 1024), ("cpu.weight", 100)];
 
@@ -121,13 +123,13 @@ fn inherit_cpuset(parent: &Path, child: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sets the processor weight of the cluster with the cgroup `cluster`, in each hierarchy with that controller.
-pub(crate) fn set_cluster_weight(cluster: &str) -> Result<()> {
+/// Sets the processor weight of a cgroup in percent of the default, in each hierarchy with that controller.
+pub(crate) fn set_cpu_weight(path: &str, percent: u32) -> Result<()> {
     for hierarchy in hierarchies()? {
         for (file, default) in CPU_WEIGHT_FILES {
-            let file = hierarchy.mount.join(cluster).join(file);
+            let file = hierarchy.mount.join(path).join(file);
             if file.exists() {
-                fs::write(&file, (CLUSTER_CPU_WEIGHT * default).to_string())
+                fs::write(&file, (percent * default / 100).to_string())
                     .with_context(|| format!("cannot set {}", file.display()))?;
             }
         }

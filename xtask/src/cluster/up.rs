@@ -317,10 +317,12 @@ fn run_step(
 /// Creates the base of the control plane. Existing keys stay, because kubelets and pods trust them.
 fn create_base(starter: &ClusterStarter<'_>) -> Result<()> {
     let paths = starter.paths;
-    cgroups::create(&format!("{}/hub", paths.cgroup()))?;
+    let (cluster, clients) = (paths.cgroup(), format!("{}/clients", paths.cgroup()));
+    cgroups::create(&format!("{cluster}/hub"))?;
     // Clients of tests enter it, which would otherwise compete with the whole cluster.
-    cgroups::create(&format!("{}/clients", paths.cgroup()))?;
-    cgroups::set_cluster_weight(&paths.cgroup())?;
+    cgroups::create(&clients)?;
+    cgroups::set_cpu_weight(&cluster, cgroups::CLUSTER_CPU_PERCENT)?;
+    cgroups::set_cpu_weight(&clients, cgroups::CLIENTS_CPU_PERCENT)?;
     network::create_namespace(paths, None)?;
     // Written last: without this file the base is incomplete, left by a killed `up`.
     let laid = paths.folder().join("laid");
