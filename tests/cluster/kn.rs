@@ -180,15 +180,7 @@ fn kn_gives_a_service_a_domain() {
         kn.output(&["service", "create", "other", "--image", "dev.local/hello:v1"]);
         let domain = format!("{}.example.org", kn.namespace);
         // As with Knative, an administrator grants the domain to a namespace.
-        let claim = format!(
-            "apiVersion: networking.internal.knative.dev/v1alpha1
-kind: ClusterDomainClaim
-metadata: {{name: {domain}}}
-spec: {{namespace: {}}}
-",
-            kn.namespace
-        );
-        kn.rouse.cluster.apply(&claim).expect("a claim is taken");
+        kn.rouse.claim_domain(&domain, kn.namespace);
         let output = kn.output(&["domain", "create", &domain, "--ref", "hello"]);
         assert_contains_all(&output, &[&format!("Domain mapping '{domain}' created in namespace")]);
         let wait_for_pod_of = |service: &str| {
@@ -226,15 +218,7 @@ fn kn_gives_a_domain_the_certificate_of_a_secret() {
         let pair = files.issue();
         let secret = tls_secret("web", &pair.chain_pem, &pair.key_pem);
         kn.rouse.apply(kn.namespace, &secret).expect("a Secret is taken");
-        let claim = format!(
-            "apiVersion: networking.internal.knative.dev/v1alpha1
-kind: ClusterDomainClaim
-metadata: {{name: {domain}}}
-spec: {{namespace: {}}}
-",
-            kn.namespace
-        );
-        kn.rouse.cluster.apply(&claim).expect("a claim is taken");
+        kn.rouse.claim_domain(&domain, kn.namespace);
         kn.output(&["domain", "create", &domain, "--ref", "hello", "--tls", "web"]);
         kn.rouse.wait_ready(kn.namespace, "domainmapping", &domain);
         let row = kn.list_row(&["domain", "list"], &domain);

@@ -4,6 +4,8 @@
 use std::net::SocketAddr;
 
 use common::fixtures::certificates::{TestAuthority, TestCertificate};
+use std::path::Path;
+
 use serde_json::{Value, json};
 use tests::http_client;
 use tests::installed_cluster::{
@@ -26,18 +28,27 @@ struct TlsDomain<'a> {
     clients: TlsClients,
 }
 
-impl TlsDomain<'_> {
+impl<'a> TlsDomain<'a> {
+    /// Creates the domain with the service that it leads to. The files are the certificates' for its host.
+    fn create(
+        rouse: &'a RouseCluster,
+        namespace: &'a TestNamespace<'a>,
+        folder: &Path,
+    ) -> (Self, TlsFiles) {
+        let host = format!("{}.example.org", namespace.name);
+        let files = TlsFiles::new(folder, &[&host]);
+        let clients = rouse.tls_clients(files.authority());
+        let domain = Self { rouse, namespace, host, clients };
+        let service = service_manifest("hello", "", HELLO_CONTAINER);
+        rouse.apply_until_ready(&namespace.name, &service);
+        domain.apply();
+        (domain, files)
+    }
+
     /// Applies the domain with its claim. Its namespace has the service `hello`.
     fn apply(&self) {
         let (host, namespace) = (&self.host, &self.namespace.name);
-        let claim = format!(
-            "apiVersion: networking.internal.knative.dev/v1alpha1
-kind: ClusterDomainClaim
-metadata: {{name: {host}}}
-spec: {{namespace: {namespace}}}
-"
-        );
-        self.rouse.cluster.apply(&claim).expect("a claim is taken");
+        self.rouse.claim_domain(host, namespace);
         let mapping = format!(
             "apiVersion: serving.knative.dev/v1beta1
 kind: DomainMapping
@@ -97,14 +108,8 @@ fn wait_served(rouse: &RouseCluster, clients: &TlsClients, args: &[&str], certif
 fn a_domain_is_served_with_the_certificate_of_its_secret() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("tls-domain");
-    let host = format!("{}.example.org", namespace.name);
     let folder = tempfile::tempdir().expect("a folder");
-    let files = TlsFiles::new(folder.path(), &[&host]);
-    let clients = rouse.tls_clients(files.authority());
-    let domain = TlsDomain { rouse: &rouse, namespace: &namespace, host, clients };
-    let service = service_manifest("hello", "", HELLO_CONTAINER);
-    rouse.apply_until_ready(&namespace.name, &service);
-    domain.apply();
+    let (domain, files) = TlsDomain::create(&rouse, &namespace, folder.path());
     let absent = "Secret \"web\" does not exist.";
     domain.wait_condition(["False", "CertificateProvisionFailed", absent]);
 
@@ -138,14 +143,8 @@ fn a_domain_is_served_with_the_certificate_of_its_secret() {
 fn a_domain_that_requires_client_certificates_is_never_open() {
     let rouse = RouseCluster::shared();
     let namespace = rouse.namespace("tls-clients");
-    let host = format!("{}.example.org", namespace.name);
     let folder = tempfile::tempdir().expect("a folder");
-    let files = TlsFiles::new(folder.path(), &[&host]);
-    let clients = rouse.tls_clients(files.authority());
-    let domain = TlsDomain { rouse: &rouse, namespace: &namespace, host, clients };
-    let service = service_manifest("hello", "", HELLO_CONTAINER);
-    rouse.apply_until_ready(&namespace.name, &service);
-    domain.apply();
+    let (domain, files) = TlsDomain::create(&rouse, &namespace, folder.path());
     let pair = files.issue();
     domain.apply_secret(&pair.chain_pem, &pair.key_pem);
     domain.wait_served(&pair);

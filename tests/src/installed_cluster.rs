@@ -233,6 +233,18 @@ impl RouseCluster {
             .expect("there is a client on each node")
     }
 
+    /// Grants a domain to a namespace, as an administrator does.
+    pub fn claim_domain(&self, domain: &str, namespace: &str) {
+        let claim = format!(
+            "apiVersion: networking.internal.knative.dev/v1alpha1
+kind: ClusterDomainClaim
+metadata: {{name: {domain}}}
+spec: {{namespace: {namespace}}}
+"
+        );
+        self.cluster.apply(&claim).expect("a claim is taken");
+    }
+
     /// Creates a namespace for one test.
     pub fn namespace(&self, test: &str) -> TestNamespace<'_> {
         TestNamespace::new(&self.cluster, test)
