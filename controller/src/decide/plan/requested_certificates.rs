@@ -151,6 +151,11 @@ pub(super) fn is_route_enabled(app: &AppState, cluster: &ClusterState) -> bool {
     is_enabled_for(cluster, |key| app.route_annotation(key))
 }
 
+/// Returns the name of the certificate of a mapping's domain. That of a long domain is cut.
+pub fn mapping_certificate_name(mapping: &NamespacedName) -> NamespacedName {
+    NamespacedName::new(mapping.namespace.clone(), child_name(&mapping.name, ""))
+}
+
 /// Returns the certificate that is to be requested for a mapping's domain.
 pub fn mapping_certificate(
     cluster: &ClusterState,
@@ -161,7 +166,7 @@ pub fn mapping_certificate(
     let is_wanted = mapping.tls_secret.is_none() && is_enabled_for(cluster, annotation);
     let exists = mapping.meta.exists() && !mapping.is_terminating;
     (is_wanted && exists).then(|| WantedCertificate {
-        name: NamespacedName::new(name.namespace.clone(), child_name(&name.name, "")),
+        name: mapping_certificate_name(name),
         owner: CertificateOwner::Mapping(name.clone()),
         owner_uid: mapping.meta.uid,
         host: name.name.to_string(),
