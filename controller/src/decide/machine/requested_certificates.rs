@@ -165,19 +165,23 @@ impl ControllerStateMachine {
         self.follow_challenges(&name.namespace, &hosts, now);
     }
 
-    /// Writes the challenges of these hosts into the statuses of their requests.
-    fn follow_challenges(&mut self, namespace: &str, hosts: &BTreeSet<String>, _now: UnixMillis) {
-        if self.is_loading || hosts.is_empty() {
+    /// Writes the challenges of these hosts into the statuses of their requests, and into the routes of their owners.
+    fn follow_challenges(&mut self, namespace: &str, hosts: &BTreeSet<String>, now: UnixMillis) {
+        if self.is_loading || hosts.is_empty() || !is_enabled(&self.cluster) {
             return;
         }
-        // The host of a long name's certificate is `k.` and the domain, which no request lists.
+        // The second host of a long name's certificate is `k.` and the domain, which no request lists.
         let has_host = |it: &RequestedCertificate| {
             hosts.iter().any(|host| it.covers(host) || host.starts_with("k."))
         };
         let requests = self.cluster.requests.of_namespace(namespace);
-        let concerned = requests.filter(|(_, it)| has_host(it)).map(|(name, _)| name.clone());
-        let keys: Vec<_> = concerned.flat_map(|it| part_keys::request_keys(&it)).collect();
-        self.effects.changed_keys.extend(keys);
+        let concerned = requests.filter(|(_, it)| has_host(it));
+        let concerned: Vec<(NamespacedName, bool)> =
+            concerned.map(|(name, it)| (name.clone(), it.wildcard_domain.is_some())).collect();
+        for (request, is_shared) in concerned {
+            self.effects.changed_keys.extend(part_keys::request_keys(&request));
+            self.follow_request(&request, is_shared, now);
+        }
     }
 
     /// Handles a namespace, as far as its certificate depends on it. `None`: it was deleted.

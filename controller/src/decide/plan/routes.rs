@@ -16,8 +16,8 @@ use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
     model::{
         cluster_state::{
-            self, AppRevision, AppState, ClusterState, ConditionType, KubeletReadiness,
-            ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
+            self, AppRevision, AppState, ClusterState, ConditionType, HttpChallenge,
+            KubeletReadiness, ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
             name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
@@ -303,7 +303,8 @@ fn gateway_rules(
         client_auth: None,
         hsts: None,
     }));
-    let rules = GatewayRules { redirects_to_https, mapped_domains, tag_routing: tags };
+    let challenges = challenges(allocation, app, name, &mapped_domains, cluster);
+    let rules = GatewayRules { redirects_to_https, mapped_domains, tag_routing: tags, challenges };
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
@@ -321,6 +322,37 @@ fn own_host_with_certificate(
     let host = public_host(allocation.tag.as_deref(), app, name, cluster)?;
     let secret = host_certificates::secret_of_route(app, name, &host, cluster)?;
     Some((host, secret))
+}
+
+/// Returns the challenges of authorities for the hosts of a Route's name. The certificate of a long host has a second
+/// one, `k.` and the domain of the host, for which no service is reachable otherwise.
+fn challenges(
+    allocation: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    mapped_domains: &[MappedDomain],
+    cluster: &ClusterState,
+) -> Vec<wire::HttpChallenge> {
+    if cluster.requests.challenges.is_empty() || !requested_certificates::is_enabled(cluster) {
+        return Vec::new();
+    }
+    let own = public_host(allocation.tag.as_deref(), app, name, cluster);
+    let is_short = |host: &str, own: &str| {
+        host.strip_prefix("k.")
+            .and_then(|domain| own.strip_suffix(domain))
+            .is_some_and(|it| it.ends_with('.'))
+    };
+    let is_own = |host: &str| {
+        own.as_deref().is_some_and(|own| own == host || is_short(host, own))
+            || mapped_domains.iter().any(|it| it.host == host)
+    };
+    let all = cluster.requests.challenges_of(&name.namespace, is_own).into_iter();
+    let challenge = |it: &HttpChallenge| wire::HttpChallenge {
+        host: it.host.clone(),
+        token: it.token.clone(),
+        response: it.response.clone(),
+    };
+    all.map(challenge).collect()
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`

@@ -106,6 +106,8 @@ pub struct HttpChallenge {
     pub host: String,
     /// Token of the challenge, which ends the path of the request.
     pub token: String,
+    /// Text that the authority expects: the token and the hash of the account's public key.
+    pub response: String,
 }
 
 /// Service of the pod that solves an HTTP-01 challenge.
@@ -183,6 +185,20 @@ impl ObservedRequests {
         all
     }
 
+    /// Returns the challenges in a namespace for hosts that `is_own` accepts, by host and token.
+    pub fn challenges_of(
+        &self,
+        namespace: &str,
+        is_own: impl Fn(&str) -> bool,
+    ) -> Vec<&HttpChallenge> {
+        let from = self.challenges.range(NamespacedName::new(namespace, "")..);
+        let own = from.take_while(|(name, _)| name.namespace == namespace);
+        let mut all: Vec<&HttpChallenge> =
+            own.map(|(_, it)| it).filter(|it| is_own(&it.host)).collect();
+        all.sort_by(|a, b| (&a.host, &a.token).cmp(&(&b.host, &b.token)));
+        all
+    }
+
     fn solved<'a>(
         &'a self,
         namespace: &str,
@@ -230,6 +246,7 @@ mod tests {
             uid: Uid(uid),
             host: host.into(),
             token: format!("t{uid}"),
+            response: String::new(),
         };
         let solver = |uid: u128| ChallengeSolver {
             challenge_uid: Uid(uid),

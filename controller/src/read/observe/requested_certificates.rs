@@ -56,6 +56,7 @@ pub fn read_http_challenge(object: &Value) -> Option<HttpChallenge> {
         uid: fields::read_meta(object).uid,
         host: text("dnsName")?.to_ascii_lowercase(),
         token: text("token").filter(|it| is_token(it))?.into(),
+        response: text("key")?.into(),
     })
 }
 
@@ -126,11 +127,15 @@ mod tests {
         let challenge = |kind: &str, token: &str| {
             read_http_challenge(&json!({
                 "metadata": {"uid": "1"},
-                "spec": {"type": kind, "dnsName": "Shop.test", "token": token},
+                "spec": {"type": kind, "dnsName": "Shop.test", "token": token, "key": "k"},
             }))
         };
-        let expected =
-            HttpChallenge { uid: Uid(1), host: "shop.test".into(), token: "a-B_9".into() };
+        let expected = HttpChallenge {
+            uid: Uid(1),
+            host: "shop.test".into(),
+            token: "a-B_9".into(),
+            response: "k".into(),
+        };
         assert_eq!(challenge("HTTP-01", "a-B_9"), Some(expected));
         assert_eq!(challenge("DNS-01", "a"), None);
         assert_eq!(challenge("HTTP-01", "a/../b"), None);

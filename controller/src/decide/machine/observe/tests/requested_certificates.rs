@@ -316,6 +316,49 @@ fn a_domain_without_a_secret_gets_a_certificate() {
 }
 
 #[test]
+fn a_challenge_reaches_the_gateway_and_the_request() {
+    let mut api_server = start(&[("http-protocol", "Redirected")]);
+    install_cert_manager(&mut api_server);
+    let spec = json!({"type": "HTTP-01", "dnsName": HOST, "token": "t", "key": "t.hash"});
+    api_server.apply_as_user(ResourceKind::AcmeChallenge, "order-1", spec);
+    let uid = &api_server.object(ResourceKind::AcmeChallenge, "order-1")["metadata"]["uid"];
+    let solver = json!({
+        "metadata": {
+            "name": "cm-acme-http-solver-x", "namespace": NAMESPACE,
+            "labels": {"acme.cert-manager.io/http01-solver": "true"},
+            "ownerReferences": [{"controller": true, "uid": uid}],
+        },
+        "spec": {"clusterIPs": ["10.96.7.7"], "ports": [{"port": 8089}], "selector": {"a": "b"}},
+    });
+    let at = name("cm-acme-http-solver-x");
+    for event in api_server.apply(ResourceKind::Service, &at, solver) {
+        api_server.step(event);
+    }
+    let challenges = |api_server: &FakeApiServer| {
+        let services = api_server.table().services;
+        let rules = services[&name("hello")].gateway_rules.clone().unwrap_or_default();
+        rules.challenges
+    };
+    let expected = common::wire::HttpChallenge {
+        host: HOST.into(),
+        token: "t".into(),
+        response: "t.hash".into(),
+    };
+    assert_eq!(challenges(&api_server), [expected]);
+    let request = request_name(&api_server);
+    let status = &api_server.object(ResourceKind::RequestedCertificate, &request)["status"];
+    let expected = json!([{
+        "url": format!("http://{HOST}/.well-known/acme-challenge/t"),
+        "serviceName": "cm-acme-http-solver-x", "serviceNamespace": NAMESPACE, "servicePort": 8089,
+    }]);
+    assert_eq!(status["http01Challenges"], expected);
+    api_server.delete_as_user(ResourceKind::AcmeChallenge, "order-1");
+    assert!(challenges(&api_server).is_empty());
+    let status = &api_server.object(ResourceKind::RequestedCertificate, &request)["status"];
+    assert!(status["http01Challenges"].is_null());
+}
+
+#[test]
 fn a_tag_that_goes_takes_its_certificate_with_it() {
     let tagged = |tag: &str| json!([{"latestRevision": true, "percent": 100}, {"latestRevision": true, "tag": tag}]);
     let mut api_server = FakeApiServer::new();
