@@ -55,6 +55,8 @@ pub struct RequestedCertificate {
     pub wildcard_domain: Option<Box<str>>,
     /// Status `Ready` of the object.
     pub readiness: CertificateReadiness,
+    /// End of the certificate in the Secret (`status.notAfter`), RFC 3339; `None`: there was none yet.
+    pub not_after: Option<Box<str>>,
     /// True once the Secret has had a certificate: the object is ready, or its status names the end of a certificate.
     pub is_issued: bool,
     /// True once the object is being deleted.
@@ -223,6 +225,7 @@ mod tests {
             secret: "a".into(),
             wildcard_domain: None,
             readiness: CertificateReadiness::default(),
+            not_after: None,
             is_issued: false,
             is_terminating: false,
         }

@@ -22,7 +22,7 @@ const SOLVER_LABEL: &str = "acme.cert-manager.io/http01-solver";
 /// Reads a Certificate of the group `networking.internal.knative.dev`.
 pub fn read_requested_certificate(object: &Value) -> RequestedCertificate {
     let readiness = read_readiness(object).unwrap_or_default();
-    let has_end = non_empty_text(&object["status"]["notAfter"]).is_some();
+    let not_after = non_empty_text(&object["status"]["notAfter"]);
     let hosts = array_items(&object["spec"]["dnsNames"]).filter_map(Value::as_str);
     RequestedCertificate {
         meta: fields::read_meta(object),
@@ -30,7 +30,8 @@ pub fn read_requested_certificate(object: &Value) -> RequestedCertificate {
         hosts: hosts.map(Into::into).collect(),
         secret: object["spec"]["secretName"].as_str().unwrap_or_default().into(),
         wildcard_domain: label(object, key::WILDCARD_DOMAIN).map(Into::into),
-        is_issued: has_end || readiness.status == ReadyStatus::True,
+        is_issued: not_after.is_some() || readiness.status == ReadyStatus::True,
+        not_after,
         readiness,
         is_terminating: is_terminating(object),
     }

@@ -296,7 +296,9 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         | ResourceKind::Namespace
         | ResourceKind::RequestedCertificate
         | ResourceKind::IssuedCertificate => &[],
-        ResourceKind::AcmeChallenge => &[("spec", &["type", "dnsName", "token", "key"]), ("status", &[])],
+        ResourceKind::AcmeChallenge => {
+            &[("spec", &["type", "dnsName", "token", "key"]), ("status", &[])]
+        }
         // Of these kinds only metadata and status are read: the applied hash suffices to find a difference.
         ResourceKind::PodAutoscaler
         | ResourceKind::ServerlessService

@@ -208,6 +208,8 @@ fn request_status(cluster: &ClusterState, wanted: &WantedCertificate) -> Desired
         ReadyStatus::False => "False",
         ReadyStatus::Unknown => "Unknown",
     };
+    // What was issued stays in its Secret, also if the certificate of cert-manager is gone.
+    let not_after = own.and_then(|it| it.not_after.as_deref()).or(request.not_after.as_deref());
     let text = |text: &str| Some(text.to_owned()).filter(|it| !it.is_empty());
     let created = request.meta.created.rfc3339();
     let since = text(&readiness.since).unwrap_or(created);
@@ -222,7 +224,7 @@ fn request_status(cluster: &ClusterState, wanted: &WantedCertificate) -> Desired
             "type": "Ready", "status": status, "lastTransitionTime": since,
             "reason": text(&readiness.reason), "message": text(&readiness.message),
         }],
-        "notAfter": own.and_then(|it| it.not_after.as_deref()),
+        "notAfter": not_after,
         "http01Challenges": Some(challenges).filter(|it| !it.is_empty()),
     })))
 }

@@ -160,6 +160,10 @@ fn a_ready_certificate_serves_its_host() {
     set_issued_status(&mut api_server, &request, failed);
     assert_eq!(served(&api_server), [(HOST.to_owned(), Some(name(&request)))]);
     assert!(provisioned(&api_server).starts_with("True HTTPDowngrade: "));
+    // Nor does the end of cert-manager's certificate, which is requested again.
+    api_server.delete_as_user(ResourceKind::IssuedCertificate, &request);
+    assert_eq!(api_server.names(ResourceKind::IssuedCertificate), [name(&request)]);
+    assert_eq!(served(&api_server), [(HOST.to_owned(), Some(name(&request)))]);
 }
 
 #[test]
