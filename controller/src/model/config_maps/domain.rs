@@ -8,7 +8,8 @@ use common::wire::is_dns_subdomain;
 use serde::Deserialize;
 
 use super::{
-    ConfigMapSettings, deployment::best_selector_match, keys::ConfigMapReader, network::NO_DOMAIN_TYPE,
+    ConfigMapSettings, deployment::best_selector_match, keys::ConfigMapReader,
+    network::NO_DOMAIN_TYPE,
 };
 
 /// `config-domain`, checked: domains by name, each with the labels a route must have for it.

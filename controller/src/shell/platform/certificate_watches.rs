@@ -72,7 +72,10 @@ impl KubernetesPlatform {
             let kinds = loop {
                 match self.client.list_api_group_resources(&version).await {
                     Ok(list) => break list.resources,
-                    Err(kube::Error::Api(status)) if status.code == 404 => return false,
+                    // Without the right to ask, the objects cannot be followed either.
+                    Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
+                        return false;
+                    }
                     Err(error) => {
                         warn!(error = %error_chain(&error), version, "cannot ask for kinds");
                         sleep(PRESENCE_RETRY).await;
