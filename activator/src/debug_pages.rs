@@ -237,7 +237,8 @@ impl RoutesSource {
         let choice = self.choose(request, head);
         let service = match &choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
-            Ok(RouteChoice::Probe(_) | RouteChoice::Redirect(..)) | Err(_) => None,
+            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Redirect(..))
+            | Err(_) => None,
         };
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();
         let no_target = service.and_then(|choice| pick_target(&choice.service, 0).err());

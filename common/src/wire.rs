@@ -228,6 +228,19 @@ pub struct GatewayRules {
     /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. Only an activator can read the
     /// header, so such a service has [`ConnectionPath::Activator`].
     pub tag_routing: Option<TagRouting>,
+    /// Challenges of authorities for the hosts, which are responded to from outside, before any redirect.
+    pub challenges: Vec<HttpChallenge>,
+}
+
+/// HTTP-01 challenge, by which an authority checks a host before it issues a certificate (RFC 8555, section 8.3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpChallenge {
+    /// Host that the authority asks, lower case, without port.
+    pub host: String,
+    /// Token: the last segment of the path that the authority asks for.
+    pub token: String,
+    /// Body of the response: the token and the hash of the account's public key.
+    pub response: String,
 }
 
 /// One DomainMapping, as the gateway sees it.

@@ -471,6 +471,7 @@ fn random_table(services: &[RandomService], revisions: &[RandomRevision]) -> Rou
             redirects_to_https: it.is_redirected,
             mapped_domains: if it.has_domain { vec![mapped] } else { Vec::new() },
             tag_routing: it.has_tags.then(|| TagRouting::ChooseTag(vec![tag])),
+            challenges: Vec::new(),
         };
         let name = service_name(number);
         let targets = it.targets.iter().map(|(revision, percent)| RouteTarget {
@@ -532,6 +533,7 @@ fn request_path_end(
     let choice = match chooser.choose(&head, entrypoint, sender, handshake) {
         Err(failure) => return (None, status(failure)),
         Ok(RouteChoice::Probe(_)) => return (None, None),
+        Ok(RouteChoice::Challenge(_)) => return (None, Some(200)),
         Ok(RouteChoice::Redirect(..)) => return (None, Some(301)),
         Ok(RouteChoice::Service(choice)) => choice,
     };

@@ -27,6 +27,9 @@ use crate::{
     },
 };
 
+/// Start of the paths at which authorities ask for tokens (RFC 8555, section 8.3).
+const CHALLENGE_PREFIX: &str = "/.well-known/acme-challenge/";
+
 /// Chooser of the service for each request, by the RouteTable and the policy in force.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RouteChooser<'a> {
@@ -41,6 +44,8 @@ pub(crate) struct RouteChooser<'a> {
 pub(crate) enum RouteChoice {
     /// The activator itself responds: the request is a probe of the platform.
     Probe(PlatformProbe),
+    /// The activator itself responds with this text: an authority checks a host before it issues a certificate.
+    Challenge(String),
     /// The client is redirected to this URL.
     Redirect(FoundService, HeaderValue),
     /// A Revision of a service serves it.
@@ -94,6 +99,10 @@ impl RouteChooser<'_> {
         if let Some(probe) = platform_probe::parse_probe(head).filter(|_| may_be_probe) {
             return Ok(RouteChoice::Probe(probe));
         }
+        // Before the service and any redirect: the host may have no certificate yet, and its pods know no token.
+        if let Some(response) = self.challenge_response(head, entrypoint) {
+            return Ok(RouteChoice::Challenge(response));
+        }
         let found = self.find_service(head, entrypoint)?;
         let mut comes_by_https = false;
         if entrypoint == Entrypoint::External {
@@ -111,6 +120,16 @@ impl RouteChooser<'_> {
         }
         let (service, tag) = self.select_tag(&found.service_match, head);
         Ok(RouteChoice::Service(ServiceChoice { found, is_https: comes_by_https, service, tag }))
+    }
+
+    /// Returns the response to a challenge of an authority. Any other path below the challenges' is the service's own.
+    fn challenge_response(&self, head: &request::Parts, entrypoint: Entrypoint) -> Option<String> {
+        let token = head.uri.path().strip_prefix(CHALLENGE_PREFIX)?;
+        let is_read = head.method == Method::GET || head.method == Method::HEAD;
+        if entrypoint != Entrypoint::External || !is_read {
+            return None;
+        }
+        self.routes.challenge_response(&host::request_host(head)?, token)
     }
 
     /// Finds the service by the first rule that has one.

@@ -125,6 +125,13 @@ impl RouteIndex {
         rules.unwrap_or_default()
     }
 
+    /// Response to the challenge of an authority for this host, which is in lower case and without port.
+    pub fn challenge_response(&self, host: &str, token: &str) -> Option<String> {
+        let index = self.read();
+        let mut of_host = index.challenges.get(host)?.iter();
+        of_host.find(|(it, _)| it.token == token).map(|(it, _)| it.response.clone())
+    }
+
     /// Service with this name.
     pub fn service_by_name(&self, name: &NamespacedName) -> Option<Arc<RoutedService>> {
         self.read().services.get(name).map(|it| Arc::clone(&it.0))

@@ -3,7 +3,8 @@
 use std::{num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
-    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting,
+    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, HttpChallenge, MappedDomain,
+    NamespacedName, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -95,6 +96,10 @@ impl RoutedService {
 
     pub(crate) fn domains(&self) -> &[MappedDomain] {
         self.gateway_rules.as_ref().map_or(&[], |it| &it.mapped_domains)
+    }
+
+    pub(crate) fn challenges(&self) -> &[HttpChallenge] {
+        self.gateway_rules.as_ref().map_or(&[], |it| &it.challenges)
     }
 
     /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.

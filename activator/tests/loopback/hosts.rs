@@ -3,7 +3,9 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{GatewayRules, MappedDomain, NamespacedName, RouteTag, RouteTarget, TagRouting};
+use common::wire::{
+    GatewayRules, HttpChallenge, MappedDomain, NamespacedName, RouteTag, RouteTarget, TagRouting,
+};
 use http::Request;
 
 use crate::{
@@ -140,13 +142,49 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 }
 
 #[tokio::test]
+async fn a_challenge_is_responded_to_before_the_redirect() {
+    let (mut fixture, pod) = start_awake().await;
+    let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
+    let challenge = HttpChallenge {
+        host: "shop.example".into(),
+        token: "t0k-en_".into(),
+        response: "t0k-en_.hash".into(),
+    };
+    set_gateway_rules(
+        &mut fixture,
+        GatewayRules {
+            mapped_domains: vec![redirected],
+            challenges: vec![challenge],
+            ..GatewayRules::default()
+        },
+    );
+    let ask = async |host: &str, token: &str| {
+        let path = format!("/.well-known/acme-challenge/{token}");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        fixture.exchange_at(fixture.outside, &request).await
+    };
+    let response = ask("Shop.example:80", "t0k-en_").await;
+    assert_eq!(status(&response), "200");
+    assert!(response.ends_with("\r\n\r\nt0k-en_.hash"), "{response}");
+    // Other tokens and other hosts are no challenges.
+    assert_eq!(status(&ask("shop.example", "other").await), "301");
+    assert_eq!(status(&ask("hello.default.example.com", "t0k-en_").await), "200");
+    assert_eq!(pod.requests(), 1);
+    set_gateway_rules(&mut fixture, GatewayRules::default());
+    assert_eq!(
+        status(&fixture.exchange_at(fixture.outside, &get("shop.example", "")).await),
+        "404"
+    );
+}
+
+#[tokio::test]
 async fn a_redirected_host_leads_to_https_from_outside_only() {
     let (mut fixture, pod) = start_awake().await;
     let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
     let mapped_domains = vec![redirected, domain("plain.example", None)];
     set_gateway_rules(
         &mut fixture,
-        GatewayRules { redirects_to_https: true, mapped_domains, tag_routing: None },
+        GatewayRules { redirects_to_https: true, mapped_domains, ..GatewayRules::default() },
     );
     for (host, to) in [
         ("hello.default.example.com:8080", Some("https://hello.default.example.com/a?b=c")),

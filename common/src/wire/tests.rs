@@ -197,7 +197,13 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             host_rewrite,
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
-        let ingress = GatewayRules { redirects_to_https: true, mapped_domains, tag_routing };
+        let challenges = vec![HttpChallenge {
+            host: "a.example".into(),
+            token: "t".into(),
+            response: "t.hash".into(),
+        }];
+        let ingress =
+            GatewayRules { redirects_to_https: true, mapped_domains, tag_routing, challenges };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
     let nameless = raw::Domain::default();

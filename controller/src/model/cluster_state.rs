@@ -33,6 +33,7 @@ mod domain_mappings;
 pub mod name_registry;
 pub(crate) mod nodes;
 mod pod_resize;
+mod requested_certificates;
 mod revision;
 mod scaled_service;
 mod settings;
@@ -56,6 +57,11 @@ pub use domain_mappings::{DomainClaimState, DomainMappingState};
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
 pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
+pub use requested_certificates::{
+    CertManagerPresence, CertificateNamespace, CertificateReadiness, ChallengeSolver,
+    HttpChallenge, IssuedCertificate, ObservedRequests, ReadyStatus, RequestedCertificate,
+    SolvedChallenge,
+};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
     RevisionRouting, RevisionScaling, RoutingState, StandbyStop, SteadyReadiness,
@@ -101,6 +107,8 @@ pub struct ClusterState {
     pub domains: ObservedDomains,
     /// Certificates of the Secrets that DomainMappings and `config-network` name.
     pub certificates: ObservedCertificates,
+    /// Certificates that the platform requests, with the objects by which they are issued.
+    pub requests: ObservedRequests,
     /// Authorities of client certificates of the Secrets that DomainMappings name.
     pub client_cas: ObservedClientCas,
     /// Nodes, as far as decisions depend on them.
@@ -245,6 +253,7 @@ impl Default for ClusterState {
             activators: ObservedActivators::default(),
             domains: ObservedDomains::default(),
             certificates: ObservedCertificates::default(),
+            requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),

@@ -37,9 +37,14 @@ use crate::{
 };
 
 mod pods;
+mod requested_certificates;
 mod scaled_service;
 
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
+pub use requested_certificates::{
+    read_certificate_namespace, read_challenge_solver, read_http_challenge,
+    read_issued_certificate, read_requested_certificate,
+};
 pub use scaled_service::{
     is_scaled_autoscaler, read_autoscaler_conditions, read_scaled_autoscaler, read_user_autoscaler,
     read_user_service, read_workload, read_workload_pod,
@@ -289,6 +294,7 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
     let secret = object["spec"]["tls"]["secretName"].as_str();
     DomainMappingState {
         meta: fields::read_meta(object),
+        annotations: read_pairs(object, "annotations"),
         target_resource: kind.into(),
         target: NamespacedName::new(namespace.unwrap_or(&name.namespace), text("name")),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),

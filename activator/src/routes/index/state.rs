@@ -11,7 +11,7 @@ use std::{
 use common::{
     link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
-    wire::{self, NamespacedName, RouteChange, RouteKey, RoutingPhase},
+    wire::{self, HttpChallenge, NamespacedName, RouteChange, RouteKey, RoutingPhase},
 };
 use prometheus_client::metrics::counter::Counter;
 use smol_str::SmolStr;
@@ -34,6 +34,8 @@ pub(super) struct RouteIndexState {
     pub(super) services: HashSet<NameIndexEntry<RoutedService>>,
     pub(super) by_port: HashMap<u16, Arc<RoutedService>>,
     pub(super) by_host: HashSet<HostIndexEntry>,
+    /// Responses to challenges of authorities, by host, each with the service that has it.
+    pub(super) challenges: HashMap<Box<str>, Vec<(HttpChallenge, NamespacedName)>>,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
@@ -95,6 +97,10 @@ impl RouteIndexState {
         for host_index in 0..service.hosts.len() + service.domains().len() {
             self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
         }
+        for challenge in service.challenges() {
+            let of_host = self.challenges.entry(challenge.host.as_str().into()).or_default();
+            of_host.push((challenge.clone(), service.name.clone()));
+        }
         let port = service.port;
         self.services.insert(NameIndexEntry(service));
         port_before != Some(port)
@@ -110,6 +116,12 @@ impl RouteIndexState {
         for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
         }
+        for challenge in old.challenges() {
+            if let Some(of_host) = self.challenges.get_mut(challenge.host.as_str()) {
+                of_host.retain(|(_, service)| *service != old.name);
+            }
+        }
+        self.challenges.retain(|_, of_host| !of_host.is_empty());
         Some(old.port)
     }
 

@@ -195,7 +195,9 @@ impl TryFrom<raw::Ingress> for GatewayRules {
         }
         let domains = message.domains.into_iter().chain(message.guarded_domains);
         let mapped_domains = domains.map(MappedDomain::try_from).collect::<WireResult<_>>()?;
-        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing })
+        let challenges = message.challenges.into_iter().map(HttpChallenge::try_from);
+        let challenges = challenges.collect::<WireResult<_>>()?;
+        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing, challenges })
     }
 }
 
@@ -212,7 +214,25 @@ impl From<GatewayRules> for raw::Ingress {
             value.mapped_domains.into_iter().partition(|it| it.client_auth.is_some());
         let [domains, guarded_domains] =
             [open, guarded].map(|all| all.into_iter().map(Into::into).collect());
-        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags }
+        let challenges = value.challenges.into_iter().map(Into::into).collect();
+        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags, challenges }
+    }
+}
+
+impl TryFrom<raw::HttpChallenge> for HttpChallenge {
+    type Error = WireError;
+    fn try_from(message: raw::HttpChallenge) -> WireResult<Self> {
+        Ok(Self {
+            host: require_nonempty("challenge.host", message.host)?,
+            token: require_nonempty("challenge.token", message.token)?,
+            response: require_nonempty("challenge.response", message.response)?,
+        })
+    }
+}
+
+impl From<HttpChallenge> for raw::HttpChallenge {
+    fn from(value: HttpChallenge) -> Self {
+        Self { host: value.host, token: value.token, response: value.response }
     }
 }
 

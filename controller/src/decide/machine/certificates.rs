@@ -111,6 +111,7 @@ impl ControllerStateMachine {
             mappings.extend(self.update_named_secrets(now));
         }
         self.reconcile_mappings_and_targets(&mappings, now);
+        self.follow_requests_of_secrets(secrets, now);
         self.update_certificate_timer(now);
         self.effects.certificate_counts = Some(self.certificate_counts());
     }

@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::ControllerStateMachine;
 use crate::{
-    decide::plan,
+    decide::{part_keys, plan},
     model::{
         cluster_state::{AppState, ConditionType, DomainMappingState, UnixMillis, conditions},
         object::{ObjectPart, ObjectPartKey, ResourceKind},
@@ -152,6 +152,10 @@ impl ControllerStateMachine {
             ObjectPart::Status,
             name.clone(),
         ));
+        if plan::requested_certificates::is_enabled(&self.cluster) {
+            let certificate = plan::requested_certificates::mapping_certificate_name(name);
+            self.effects.changed_keys.extend(part_keys::request_keys(&certificate));
+        }
     }
 
     /// Plans the mappings to an app's names, before and after a change of the app.

@@ -82,6 +82,7 @@ impl ControllerStateMachine {
                 self.reconcile_app(app, now);
             }
             self.reconcile_all_mappings(now);
+            self.check_requests();
             // Objects reflect the settings at the time of their creation, so all are checked. Other replicas check all
             // objects when they become the leader.
             if self.cluster.is_leader && self.cluster.settings.platform == PlatformKind::Kubernetes

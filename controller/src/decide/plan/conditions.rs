@@ -3,7 +3,7 @@
 
 use common::wire::{ClientComponent, NamespacedName};
 
-use super::{PlanTimer, placeholder_name, routes::route_host};
+use super::{PlanTimer, host_certificates, placeholder_name, routes::route_host};
 use crate::{
     decide::service_children::applied_object_hash,
     model::{
@@ -87,11 +87,9 @@ pub(super) fn update_route(
         routed_status(app, name, cluster, now, timer)
     };
     app.conditions.set(ConditionType::RouteIngress, ingress, now);
-    app.conditions.set(
-        ConditionType::RouteCertificate,
-        ConditionStatus::True(Some(ConditionReason::NO_TLS)),
-        now,
-    );
+    let previous = app.conditions.get(ConditionType::RouteCertificate);
+    let certificate = host_certificates::route_status(app, name, cluster, &previous);
+    app.conditions.set(ConditionType::RouteCertificate, certificate, now);
     let dependents =
         [ConditionType::RouteTraffic, ConditionType::RouteIngress, ConditionType::RouteCertificate];
     let ready = app.conditions.summarize(&dependents);

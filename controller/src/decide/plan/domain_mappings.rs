@@ -3,7 +3,7 @@
 
 use common::wire::{MappedDomain, NamespacedName};
 
-use super::{client_cas, routes};
+use super::{client_cas, host_certificates, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, UnixMillis,
@@ -164,8 +164,9 @@ pub(super) fn mapped_domains(
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
     let certificate = |name: &NamespacedName, mapping: &DomainMappingState| {
-        let secret = mapping.served_secret.as_deref()?;
-        Some(NamespacedName::new(name.namespace.clone(), secret))
+        let named = mapping.served_secret.as_deref();
+        let named = named.map(|it| NamespacedName::new(name.namespace.clone(), it));
+        named.or_else(|| host_certificates::secret_of_mapping(cluster, name, mapping))
     };
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
         host: name.name.to_ascii_lowercase(),

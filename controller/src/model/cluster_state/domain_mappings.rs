@@ -2,13 +2,15 @@
 
 use common::wire::{HstsPolicy, NamespacedName};
 
-use super::{ClientAuthSpec, ConditionSet, ObjectMetaSummary};
+use super::{ClientAuthSpec, CompactStringMap, ConditionSet, ObjectMetaSummary};
 
 /// A DomainMapping; its name is the domain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DomainMappingState {
     /// Metadata of the DomainMapping object.
     pub meta: ObjectMetaSummary,
+    /// Annotations of the DomainMapping, which its requested certificate inherits.
+    pub annotations: CompactStringMap,
     /// Resource that the mapping refers to, as the API calls it: `services.serving.knative.dev`.
     pub target_resource: Box<str>,
     /// Name of the object that the mapping refers to.

@@ -63,7 +63,17 @@ pub const INGRESS_CLASS: [&str; 2] =
 /// Implementation that issues certificates.
 pub const CERTIFICATE_CLASS: [&str; 2] =
     ["networking.knative.dev/certificate-class", "networking.knative.dev/certificate.class"];
-/// Disables TLS from outside for one Route.
+/// Class on requested certificates, in the spelling that controllers of certificates read.
+pub const CERTIFICATE_CLASS_OF_REQUEST: &str = "networking.knative.dev/certificate.class";
+/// Use of a requested certificate, as a label: `external-domain` for hosts outside the cluster.
+pub const CERTIFICATE_TYPE: &str = "networking.knative.dev/certificate-type";
+/// Domain of a certificate for all hosts of a namespace, as a label.
+pub const WILDCARD_DOMAIN: &str = "networking.knative.dev/wildcardDomain";
+/// UID of the request, as a label of the Secret with the certificate.
+pub const CERTIFICATE_UID: &str = "networking.internal.knative.dev/certificate-uid";
+/// DomainMapping that an object was made for, as a label.
+pub const DOMAIN_MAPPING: &str = "serving.knative.dev/domainMapping";
+/// Disables TLS from outside for one Route or DomainMapping.
 pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
     "networking.knative.dev/disable-external-domain-tls",
     "networking.knative.dev/disable-auto-tls",

@@ -80,8 +80,6 @@ const NOWHERE: &[MetadataPlace] = &[];
 const ON_ROUTE: &str = "it belongs on a Service or a Route, under \"metadata\"";
 const ON_DOMAIN_MAPPING: &str = "it belongs on a DomainMapping, under \"metadata\"";
 const ON_TEMPLATE: &str = "it belongs on a template, under \"spec.template.metadata\"";
-const NO_TLS: &str =
-    "no certificates are requested: name Secrets in a DomainMapping or in rouse.dev.certificates";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
@@ -100,8 +98,8 @@ pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 48] = [
     known_key(&key::PROGRESS_DEADLINE, REVISION_PLACES, ON_TEMPLATE),
     known_key(&[key::NO_GC], REVISION_PLACES, ON_TEMPLATE),
     known_key(&key::INGRESS_CLASS, NOWHERE, "one gateway serves every class"),
-    known_key(&key::CERTIFICATE_CLASS, NOWHERE, NO_TLS),
-    known_key(&key::DISABLE_EXTERNAL_DOMAIN_TLS, NOWHERE, NO_TLS),
+    known_key(&key::CERTIFICATE_CLASS, &[Service, Route, DomainMapping], ON_ROUTE),
+    known_key(&key::DISABLE_EXTERNAL_DOMAIN_TLS, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(
         &["features.knative.dev/http-full-duplex"],
         NOWHERE,

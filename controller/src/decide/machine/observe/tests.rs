@@ -33,6 +33,7 @@ mod long_names;
 mod name_conflicts;
 mod pod_changes;
 mod protocols;
+mod requested_certificates;
 mod revision_services;
 mod route_references;
 mod scaled_services;
