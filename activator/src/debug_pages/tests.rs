@@ -58,6 +58,7 @@ fn domain(host: String, redirects_to_https: bool) -> MappedDomain {
         certificate: None,
         client_auth: None,
         hsts: None,
+        path_rule: None,
     }
 }
 

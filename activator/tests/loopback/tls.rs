@@ -133,6 +133,7 @@ fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
         certificate: certificate.cloned(),
         client_auth: None,
         hsts: None,
+        path_rule: None,
     }
 }
 

@@ -24,7 +24,8 @@ use crate::{
     routes::{
         agent_reports::AgentReports,
         index_entries::{HostIndexEntry, NameIndexEntry},
-        service::{RoutedService, TrafficShare},
+        ruled_hosts::RuledHosts,
+        service::{RoutedService, ServiceMatch, TrafficShare},
     },
 };
 
@@ -34,6 +35,8 @@ pub(super) struct RouteIndexState {
     pub(super) services: HashSet<NameIndexEntry<RoutedService>>,
     pub(super) by_port: HashMap<u16, Arc<RoutedService>>,
     pub(super) by_host: HashSet<HostIndexEntry>,
+    /// Hosts with path rules or wildcards, which are not in `by_host`.
+    pub(super) ruled_hosts: RuledHosts,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
@@ -93,8 +96,11 @@ impl RouteIndexState {
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
         for host_index in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
+            if service.nth_path_rule(host_index).is_none() {
+                self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
+            }
         }
+        self.ruled_hosts.add_service(&service);
         let port = service.port;
         self.services.insert(NameIndexEntry(service));
         port_before != Some(port)
@@ -110,6 +116,7 @@ impl RouteIndexState {
         for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
         }
+        self.ruled_hosts.remove_service(&old);
         Some(old.port)
     }
 
@@ -126,6 +133,13 @@ impl RouteIndexState {
         };
         let host: &str = shadowed.borrow();
         self.shadowed_hosts.entry(host.into()).or_default().push(shadowed);
+    }
+
+    /// Service behind a host that has no path rules.
+    pub(super) fn match_host(&self, host: &str) -> Option<ServiceMatch> {
+        let HostIndexEntry { service, host_index } = self.by_host.get(host)?;
+        let domain_index = host_index.checked_sub(service.hosts.len());
+        Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
     fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {
