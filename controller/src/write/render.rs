@@ -384,11 +384,11 @@ pub(crate) fn render_mapping_status(
     mapping: &DomainMappingState,
     cluster: &ClusterState,
 ) -> Value {
-    let scheme = match mapping.tls_secret {
+    let scheme = match cluster.domains.certificate_lead(&name.namespace, &mapping.domain.host) {
         Some(_) => "https",
         None => cluster.settings.config_maps.network.external_scheme.as_str(),
     };
-    let url = format!("{scheme}://{}", name.name);
+    let url = mapping.domain.url(scheme);
     to_json_value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
         conditions: render_conditions(&mapping.conditions, &DOMAIN_CONDITIONS),

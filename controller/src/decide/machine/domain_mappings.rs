@@ -10,7 +10,9 @@ use super::ControllerStateMachine;
 use crate::{
     decide::plan,
     model::{
-        cluster_state::{AppState, ConditionType, DomainMappingState, UnixMillis, conditions},
+        cluster_state::{
+            AppState, ConditionType, DomainMappingState, DomainSpec, UnixMillis, conditions,
+        },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
     },
     read::{fields, observe},
@@ -29,6 +31,7 @@ impl ControllerStateMachine {
         let old_secret = previous.as_ref().map(secret);
         let old_client_auth = previous.as_ref().map(client_auth);
         let old_target = previous.as_ref().map(|it| it.target.clone());
+        let old_domain = previous.as_ref().map(|it| it.domain.clone());
         let mut new_target = None;
         if let Some(object) = object {
             let mut mapping = observe::read_domain_mapping(object);
@@ -48,6 +51,8 @@ impl ControllerStateMachine {
             let all =
                 self.cluster.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
             all.insert(name.clone());
+            let host = mapping.domain.host.clone();
+            self.cluster.domains.mappings_by_host.entry(host).or_default().insert(name.clone());
             new_target = Some(mapping.target.clone());
             self.cluster.domains.mappings.insert(name.clone(), mapping);
         } else {
@@ -68,11 +73,30 @@ impl ControllerStateMachine {
         }
         self.reconcile_route_owner(new_target, now);
         self.reconcile_mapping(name, now);
+        let domains: BTreeSet<DomainSpec> = old_domain
+            .into_iter()
+            .chain(self.cluster.domains.mappings.get(name).map(|it| it.domain.clone()))
+            .collect();
+        // Mappings of one host share its certificate, and their path rules depend on each other.
+        for domain in &domains {
+            moved.extend(self.mappings_of_host(&name.namespace, domain));
+        }
         // Time may have passed for other mappings too.
         moved.remove(name);
         self.reconcile_mappings_and_targets(&moved, now);
         // The mapping may need a ClusterDomainClaim, or its claim may have become superfluous.
-        self.effects.changed_keys.push(domain_claim_key(&name.name));
+        let claims = domains.iter().map(|it| domain_claim_key(it.claim_name()));
+        self.effects.changed_keys.extend(claims);
+    }
+
+    /// Returns the mappings of a namespace that have this host.
+    pub(super) fn mappings_of_host(
+        &self,
+        namespace: &str,
+        domain: &DomainSpec,
+    ) -> Vec<NamespacedName> {
+        let all = self.cluster.domains.mappings_of_host(namespace, &domain.host);
+        all.into_iter().map(|(name, _)| name.clone()).collect()
     }
 
     /// Removes a mapping from the cluster state.
@@ -83,6 +107,13 @@ impl ControllerStateMachine {
             all.remove(name);
             if all.is_empty() {
                 domains.mappings_by_target.remove(&mapping.target);
+            }
+        }
+        let host = &mapping.domain.host;
+        if let Some(all) = domains.mappings_by_host.get_mut(host) {
+            all.remove(name);
+            if all.is_empty() {
+                domains.mappings_by_host.remove(host);
             }
         }
         Some(mapping)
@@ -98,9 +129,9 @@ impl ControllerStateMachine {
             Some(claim) => drop(self.cluster.domains.claims.insert(name.name.to_string(), claim)),
             None => drop(self.cluster.domains.claims.remove(name.name.as_str())),
         }
-        // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let is_same_domain = |(mapping_name, _): &(&NamespacedName, &DomainMappingState)| {
-            mapping_name.name == name.name
+        // Mappings in several namespaces may need the claim; only the claim's namespace may use the domain.
+        let is_same_domain = |(_, mapping): &(&NamespacedName, &DomainMappingState)| {
+            mapping.domain.claim_name() == name.name.as_str()
         };
         let mappings: Vec<(NamespacedName, NamespacedName)> = self
             .cluster
@@ -179,9 +210,11 @@ impl ControllerStateMachine {
     /// Plans all mappings, and checks all ClusterDomainClaims, also those whose mappings no longer exist.
     pub(super) fn reconcile_all_mappings(&mut self, now: UnixMillis) {
         for name in self.cluster.domains.mappings.keys().cloned().collect::<Vec<_>>() {
-            self.effects.changed_keys.push(domain_claim_key(&name.name));
             self.reconcile_mapping(&name, now);
         }
+        let wanted = self.cluster.domains.mappings.values();
+        let wanted = wanted.map(|it| domain_claim_key(it.domain.claim_name()));
+        self.effects.changed_keys.extend(wanted);
         let claims = self.cluster.domains.claims.keys().map(|it| domain_claim_key(it));
         self.effects.changed_keys.extend(claims);
     }

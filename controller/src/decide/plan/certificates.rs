@@ -76,10 +76,10 @@ pub fn certificate_status(
             failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"))
         }
         (SecretReadState::InForce, Some(certificate)) => {
-            let host = name.name.to_ascii_lowercase();
+            let host = &mapping.domain.host;
             let is_served = mapping.served_secret.as_deref() == Some(secret);
             let kept = if is_served { "" } else { kept };
-            status_in_force(secret, &host, (&certificate.facts, kept), now)
+            status_in_force(secret, host, (&certificate.facts, kept), now)
         }
     }
 }
