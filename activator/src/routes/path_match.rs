@@ -115,7 +115,7 @@ fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
         return SegmentReading::Climbs;
     }
     let has_several_readings = matches!(twice, Cow::Owned(_))
-        || twice.iter().any(|byte| b"/\\\0#".contains(byte))
+        || twice.iter().any(|byte| b"/\\\0#?".contains(byte))
         || parts.any(|part| part == b".");
     if has_several_readings {
         return SegmentReading::Unclear;
@@ -130,9 +130,9 @@ fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
     }
 }
 
-/// Name of a part of a segment: some servers end it before parameters, or at a zero byte.
+/// Name of a part of a segment: some servers end it before parameters, at a zero byte, or where a decoded query begins.
 fn part_name(part: &[u8]) -> &[u8] {
-    part.split(|byte| b";\0".contains(byte)).next().unwrap_or_default()
+    part.split(|byte| b";\0#?".contains(byte)).next().unwrap_or_default()
 }
 
 /// Decodes the bytes that are percent-encoded and wanted. The result is borrowed if there are none.

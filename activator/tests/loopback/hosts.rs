@@ -173,10 +173,8 @@ fn ruled_domain(host: &str, prefix: &str, strips_prefix: bool) -> MappedDomain {
     MappedDomain { path_rule, ..domain(host, None) }
 }
 
-#[tokio::test]
-async fn the_paths_of_a_host_reach_their_services() {
-    let (mut fixture, pod) = start_awake().await;
-    let api = start_pod("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\napi", Duration::ZERO).await;
+/// Adds the service `api` with one pod. It shares the hosts of these DomainMappings with the service of the fixture.
+fn share_hosts(fixture: &mut ActivatorFixture, api: SocketAddr) {
     let (other, second) =
         (NamespacedName::new("default", "api"), NamespacedName::new("default", "api-1"));
     let of_hello =
@@ -185,13 +183,15 @@ async fn the_paths_of_a_host_reach_their_services() {
         ruled_domain("shop.example", "/api", true),
         ruled_domain("*.shop.example", "/v1", false),
     ];
+    set_gateway_rules(
+        fixture,
+        GatewayRules { mapped_domains: of_hello, ..GatewayRules::default() },
+    );
     fixture.apply_change(|table| {
-        let rules = GatewayRules { mapped_domains: of_hello, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
         let mut it = hello_revision();
         it.name = second.clone();
         table.revisions.insert(second.clone(), it);
-        let mut pod = harness::pod("api", api.address, common::wire::RoutingPhase::Ready);
+        let mut pod = harness::pod("api", api, common::wire::RoutingPhase::Ready);
         pod.revision = second.clone();
         table.pods.insert("api".into(), pod);
         let mut it = hello_service(4711);
@@ -202,6 +202,19 @@ async fn the_paths_of_a_host_reach_their_services() {
         it.gateway_rules = Some(Box::new(rules));
         table.services.insert(other.clone(), it);
     });
+}
+
+/// Request lines in these heads, without the version.
+fn request_lines(heads: &str) -> Vec<&str> {
+    let lines = heads.lines().filter(|line| line.starts_with("GET "));
+    lines.map(|line| line.trim_end_matches(" HTTP/1.1")).collect()
+}
+
+#[tokio::test]
+async fn the_paths_of_a_host_reach_their_services() {
+    let (mut fixture, pod) = start_awake().await;
+    let api = start_pod("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\napi", Duration::ZERO).await;
+    share_hosts(&mut fixture, api.address);
     let ask = async |fixture: &ActivatorFixture, host: &str, target: &str| {
         let request = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
         fixture.exchange_at(fixture.outside, &request).await
@@ -219,11 +232,7 @@ async fn the_paths_of_a_host_reach_their_services() {
         let response = ask(&fixture, host, target).await;
         assert!(response.ends_with(body), "{host} {target}: {response}");
     }
-    let lines = |heads: &str| -> Vec<String> {
-        let lines = heads.lines().filter(|line| line.starts_with("GET "));
-        lines.map(|line| line.trim_end_matches(" HTTP/1.1").to_owned()).collect()
-    };
-    assert_eq!(lines(&api.heads()), ["GET /", "GET /x%2Fy?q=/", "GET /", "GET /v1/x"]);
+    assert_eq!(request_lines(&api.heads()), ["GET /", "GET /x%2Fy?q=/", "GET /", "GET /v1/x"]);
     let before = (pod.requests(), api.requests());
     for (host, target, code) in [
         ("shop.example", "//api", "400"),

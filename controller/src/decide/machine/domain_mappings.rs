@@ -48,13 +48,8 @@ impl ControllerStateMachine {
                     &conditions::DOMAIN_CONDITIONS,
                 ),
             }
-            let all =
-                self.cluster.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
-            all.insert(name.clone());
-            let host = mapping.domain.host.clone();
-            self.cluster.domains.mappings_by_host.entry(host).or_default().insert(name.clone());
             new_target = Some(mapping.target.clone());
-            self.cluster.domains.mappings.insert(name.clone(), mapping);
+            self.put_domain_mapping(name, mapping);
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
@@ -73,10 +68,8 @@ impl ControllerStateMachine {
         }
         self.reconcile_route_owner(new_target, now);
         self.reconcile_mapping(name, now);
-        let domains: BTreeSet<DomainSpec> = old_domain
-            .into_iter()
-            .chain(self.cluster.domains.mappings.get(name).map(|it| it.domain.clone()))
-            .collect();
+        let new_domain = self.cluster.domains.mappings.get(name).map(|it| it.domain.clone());
+        let domains: BTreeSet<DomainSpec> = old_domain.into_iter().chain(new_domain).collect();
         // Mappings of one host share its certificate, and their path rules depend on each other.
         for domain in &domains {
             moved.extend(self.mappings_of_host(&name.namespace, domain));
@@ -87,6 +80,16 @@ impl ControllerStateMachine {
         // The mapping may need a ClusterDomainClaim, or its claim may have become superfluous.
         let claims = domains.iter().map(|it| domain_claim_key(it.claim_name()));
         self.effects.changed_keys.extend(claims);
+    }
+
+    /// Adds a mapping to the cluster state. Its name is free.
+    fn put_domain_mapping(&mut self, name: &NamespacedName, mapping: DomainMappingState) {
+        let domains = &mut self.cluster.domains;
+        let of_target = domains.mappings_by_target.entry(mapping.target.clone()).or_default();
+        of_target.insert(name.clone());
+        let of_host = domains.mappings_by_host.entry(mapping.domain.host.clone()).or_default();
+        of_host.insert(name.clone());
+        domains.mappings.insert(name.clone(), mapping);
     }
 
     /// Returns the mappings of a namespace that have this host.
