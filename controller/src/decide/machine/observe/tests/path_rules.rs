@@ -1,6 +1,6 @@
 //! DomainMappings that share a host by their paths, and hosts with wildcards.
 
-use common::wire::{PathPrefix, PathRule};
+use common::wire::PathRule;
 
 use super::*;
 use crate::model::cluster_state::ClientCaRead;
@@ -179,6 +179,41 @@ fn all_paths_of_a_host_have_the_same_demand_for_certificates() {
 }
 
 #[test]
+fn all_paths_of_a_host_have_the_certificate_of_the_oldest_mapping_with_one() {
+    let mut api_server = start();
+    map(&mut api_server, HOST, "shop", json!({}));
+    let map_with_tls = |api_server: &mut FakeApiServer, mapping: &str, secret: &str| {
+        let prefix = format!("/{secret}");
+        let reference =
+            json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "api"});
+        let body = json!({
+            "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
+            "metadata": {"name": mapping, "namespace": NAMESPACE, "annotations": of_host(&prefix)},
+            "spec": {"ref": reference, "tls": {"secretName": secret}},
+        });
+        for event in api_server.apply(ResourceKind::DomainMapping, &name(mapping), body) {
+            api_server.step(event);
+        }
+        api_server.now = api_server.now.plus_ms(2000);
+    };
+    map_with_tls(&mut api_server, "one", "first");
+    map_with_tls(&mut api_server, "two", "second");
+    let certificates = |api_server: &FakeApiServer, service: &str| -> Vec<_> {
+        let rules = api_server.table().services[&name(service)].gateway_rules.clone();
+        rules.unwrap_or_default().mapped_domains.into_iter().map(|it| it.certificate).collect()
+    };
+    let first = Some(name("first"));
+    assert_eq!(certificates(&api_server, "shop"), std::slice::from_ref(&first));
+    assert_eq!(certificates(&api_server, "api"), [first.clone(), first]);
+    let url = &api_server.object(ResourceKind::DomainMapping, HOST)["status"]["url"];
+    assert_eq!(*url, "https://www.shop.test", "its host has a certificate");
+    let message = condition(&api_server, "two", "CertificateProvisioned");
+    assert!(message.starts_with("False HostTLSConflict: spec.tls differs"), "{message}");
+    api_server.delete_as_user(ResourceKind::DomainMapping, "one");
+    assert_eq!(certificates(&api_server, "shop"), [Some(name("second"))]);
+}
+
+#[test]
 fn annotations_that_cannot_be_followed_serve_nothing() {
     let mut api_server = start();
     map(&mut api_server, HOST, "shop", json!({"rouse.dev/path-prefix": "/a;b"}));
@@ -186,5 +221,4 @@ fn annotations_that_cannot_be_followed_serve_nothing() {
     let expected = "False DomainClaimFailed: rouse.dev/path-prefix is \"/a;b\": ";
     assert!(message.starts_with(expected), "{message}");
     assert_eq!(rules(&api_server, "shop"), [""; 0]);
-    assert_eq!(PathPrefix::default(), PathPrefix::ALL);
 }
