@@ -185,7 +185,7 @@ impl RoutesSource {
             .filter_map(|host| {
                 let service_match = match host.private_service {
                     Some(service) => ServiceMatch::from(Arc::clone(service)),
-                    None => self.forwarder.routes.match_host(&host.name)?,
+                    None => self.forwarder.routes.match_listed_host(&host.name)?,
                 };
                 let is_public = host.private_service.is_none();
                 Some(HostSnapshot { name: host.name.into_owned(), service_match, is_public })

@@ -38,6 +38,7 @@ mod certificates;
 mod client_auth;
 mod conversion;
 mod hsts;
+mod path_rules;
 mod pod_reports;
 mod route_table;
 mod scale_policy;
@@ -52,6 +53,7 @@ pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
 pub use client_auth::{ClientAuth, ClientCaEntry, ClientCaMaterial};
 pub use conversion::WireError;
 pub use hsts::{HstsFault, HstsPolicy};
+pub use path_rules::{PathPrefix, PathPrefixFault, PathRule, wildcard_suffix};
 pub use pod_reports::{PodObservation, PodReportItem};
 pub use route_table::{RouteChange, RouteItem, RouteKey, RouteTable, RouteView};
 pub use scale_policy::{ScaleMetric, ScalePolicy, ScalePolicyPool, WindowAggregation};
@@ -246,7 +248,7 @@ pub struct HttpChallenge {
 /// One DomainMapping, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedDomain {
-    /// Host of the DomainMapping, lower case, without port.
+    /// Host of the DomainMapping, lower case, without port. With a path rule it may have a wildcard, as `*.example.com`.
     pub host: String,
     /// Host that the pods receive; the client's host is then in `K-Original-Host`. `None`: the pods receive the
     /// client's host. An application behind Knative sees the same, since its sidecar restores the client's host.
@@ -259,6 +261,8 @@ pub struct MappedDomain {
     pub client_auth: Option<ClientAuth>,
     /// `Strict-Transport-Security` of the host; `None`: that of [`EdgeSettings`].
     pub hsts: Option<HstsPolicy>,
+    /// Paths that the mapping serves. `None`: it has the host for itself, and the host has no wildcard.
+    pub path_rule: Option<PathRule>,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

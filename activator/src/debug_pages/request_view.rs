@@ -232,6 +232,9 @@ impl RequestSnapshot<'_> {
                 self.host
             ));
         }
+        if let Some(prefix) = choice.found.service_match.stripped_prefix() {
+            notes.push(format!("the pods receive the path without {prefix}"));
+        }
         if let Some(rule) = choice.found.service_match.client_auth().filter(|_| !is_inside) {
             notes.push(client_auth_note(rule));
         }
@@ -291,7 +294,13 @@ fn rule_text(rule: &MatchRule) -> String {
 fn found_reason(found: &FoundService) -> String {
     let service = &found.service_match.service.name;
     match (found.service_match.domain(), &found.rule) {
-        (Some(domain), _) => format!("DomainMapping {} leads to {service}", domain.host),
+        (Some(domain), _) => match &domain.path_rule {
+            Some(rule) => format!(
+                "{} is the longest path prefix of {} that the path has, and leads to {service}",
+                rule.prefix, domain.host
+            ),
+            None => format!("DomainMapping {} leads to {service}", domain.host),
+        },
         (None, MatchRule::OwnPort(port)) => format!("port {port} belongs to {service}"),
         (None, MatchRule::ServiceName(_)) => format!("the host is the name of {service}"),
         (None, MatchRule::RevisionName(_)) => format!("the host is the name of Revision {service}"),

@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
-use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
-use http::{Request, Response, Version, request};
+use bytes::Bytes;
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, PathPrefix, TagRouting};
+use http::{Request, Response, Uri, Version, request, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
         client_info::ClientInfo,
         connections::{ClientConnection, RequestBodyGuard},
         head_charge,
-        socket::ClientSocket,
+        socket::{ClientSocket, RawRequestTarget},
     },
     clock::random_u64,
     edge::{
@@ -28,7 +29,10 @@ use crate::{
     request_error::ProxyRequestError,
     requests::response_body::ClientResponseBody,
     revisions::{revision::ActivatorRevision, route_settings::RevisionRouteSettings},
-    routes::service::{RoutedService, ServiceMatch},
+    routes::{
+        path_match::{UnclearPath, strip_segments},
+        service::{RoutedService, ServiceMatch},
+    },
 };
 
 /// Request as it has come, which has no route yet.
@@ -127,6 +131,9 @@ impl PendingRequest {
         let (mut head, body) = request.into_parts();
         // From here on the request is the one that a client of HTTP/1.1 would have sent.
         self.websocket = WebSocketHandshake::from_connect(&mut head, random_u64);
+        if let Some(prefix) = self.service_match.stripped_prefix() {
+            strip_prefix(&mut head, prefix)?;
+        }
         let context = PodRequestContext {
             sender: self.client.request_sender(self.entrypoint),
             edge,
@@ -169,4 +176,27 @@ impl PendingRequest {
         head_charge::recharge_head(&mut request, &self.connection);
         self.stage = RequestStage::Prepared(request);
     }
+}
+
+/// Takes the prefix out of the path, also where the client wrote the target in another form than hyper has read.
+fn strip_prefix(head: &mut request::Parts, prefix: &PathPrefix) -> Result<(), ProxyRequestError> {
+    let refused =
+        |UnclearPath| ProxyRequestError::BadRequest("the path cannot do without its prefix".into());
+    let Some(target) = head.uri.path_and_query().filter(|it| it.path().starts_with('/')) else {
+        return Ok(());
+    };
+    if prefix.depth() == 0 {
+        return Ok(());
+    }
+    let stripped = strip_segments(target.as_str().as_bytes(), prefix.depth()).map_err(refused)?;
+    let malformed =
+        |error: http::Error| ProxyRequestError::BadRequest(format!("bad path: {error}"));
+    let target = PathAndQuery::try_from(&stripped[..]).map_err(|error| malformed(error.into()))?;
+    let mut parts = std::mem::take(&mut head.uri).into_parts();
+    parts.path_and_query = Some(target);
+    head.uri = Uri::from_parts(parts).map_err(|error| malformed(error.into()))?;
+    if let Some(RawRequestTarget(raw)) = head.extensions.get_mut::<RawRequestTarget>() {
+        *raw = Bytes::from(strip_segments(raw, prefix.depth()).map_err(refused)?);
+    }
+    Ok(())
 }

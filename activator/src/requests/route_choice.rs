@@ -23,6 +23,8 @@ use crate::{
     routes::{
         index::RouteIndex,
         match_rules::{MatchRule, match_rules},
+        path_match::strip_segments,
+        ruled_hosts::HostPathError,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
 };
@@ -139,17 +141,23 @@ impl RouteChooser<'_> {
         entrypoint: Entrypoint,
     ) -> Result<FoundService, ProxyRequestError> {
         let host = || host::request_host(head).unwrap_or_default();
-        let mut rules = match_rules(entrypoint, host, self.cluster_domain);
-        let found = rules.find_map(|rule| {
-            let service_match = self.routes.find_service(&rule)?;
-            Some(FoundService { rule, service_match })
-        });
-        found.ok_or_else(|| {
-            ProxyRequestError::UnknownService(match entrypoint {
-                Entrypoint::Service(port) => format!("port {port}"),
-                Entrypoint::Internal | Entrypoint::External => host(),
-            })
-        })
+        let path = head.uri.path();
+        for rule in match_rules(entrypoint, host, self.cluster_domain) {
+            let found = self.routes.find_service(&rule, path);
+            let failure = |error| path_failure(error, &host(), path);
+            let Some(service_match) = found.map_err(failure)? else { continue };
+            // Checked before the request waits, and done once it has a pod.
+            if let Some(prefix) = service_match.stripped_prefix()
+                && strip_segments(path.as_bytes(), prefix.depth()).is_err()
+            {
+                return Err(failure(HostPathError::UnclearPath));
+            }
+            return Ok(FoundService { rule, service_match });
+        }
+        Err(ProxyRequestError::UnknownService(match entrypoint {
+            Entrypoint::Service(port) => format!("port {port}"),
+            Entrypoint::Internal | Entrypoint::External => host(),
+        }))
     }
 
     /// Service whose Revisions serve the request: the one that was found, or the one of the tag that a header chooses.
@@ -171,6 +179,17 @@ impl RouteChooser<'_> {
             ))
         });
         chosen.unwrap_or((service, None))
+    }
+}
+
+/// Failure of a request to a host with path rules that none of them serves.
+fn path_failure(error: HostPathError, host: &str, path: &str) -> ProxyRequestError {
+    match error {
+        HostPathError::NoRule => ProxyRequestError::UnknownService(format!("{host}{path}")),
+        HostPathError::UnclearPath => ProxyRequestError::BadRequest(format!(
+            "servers may read the path {path:?} in several ways, and {host} has services for some \
+             paths only"
+        )),
     }
 }
 

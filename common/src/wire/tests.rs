@@ -3,6 +3,7 @@ use crate::request_log::LogTemplate;
 
 mod certificates;
 mod client_auth;
+mod path_rules;
 mod scaled_services;
 mod standby;
 
@@ -194,6 +195,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),
             client_auth: None,
             hsts: host_rewrite.is_some().then(hsts),
+            path_rule: None,
             host_rewrite,
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];

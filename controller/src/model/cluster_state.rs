@@ -53,7 +53,9 @@ pub use certificates::{
 };
 pub use client_cas::{ClientAuthSpec, ClientCaRead, ClientCaState, ObservedClientCas};
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
-pub use domain_mappings::{DomainClaimState, DomainMappingState};
+pub use domain_mappings::{
+    DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
+};
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
 pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
@@ -137,17 +139,6 @@ pub struct AllocatedNumbers {
     /// Apps with a name for which no number was free, or not the one that its placeholder holds. They get theirs as
     /// soon as another app releases it.
     pub unallocated_apps: BTreeSet<NamespacedName>,
-}
-
-/// Domains of users, with the namespaces that own them.
-#[derive(Clone, Debug, Default)]
-pub struct ObservedDomains {
-    /// DomainMappings by name, which is also their domain.
-    pub mappings: BTreeMap<NamespacedName, DomainMappingState>,
-    /// DomainMappings by the name that they map their domain to.
-    pub mappings_by_target: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
-    /// ClusterDomainClaims, by the domain that each reserves.
-    pub claims: BTreeMap<String, DomainClaimState>,
 }
 
 /// Activators as Kubernetes knows them.

@@ -16,9 +16,9 @@ use crate::{
         cluster_state::{
             AppRevision, ClientAuthSpec, CompactStringMap, ConditionReason, ConditionSet,
             ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
-            DomainMappingState, HintedPod, ObjectMetaSummary, ObjectOwner, PlaceholderState,
-            PlatformKind, RevisionScaling, RouteState, ServiceManifest, ServiceState, StandbyStop,
-            Uid, conditions,
+            DomainMappingState, DomainSpec, HintedPod, ObjectMetaSummary, ObjectOwner,
+            PlaceholderState, PlatformKind, RevisionScaling, RouteState, ServiceManifest,
+            ServiceState, StandbyStop, Uid, conditions,
         },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION},
@@ -297,6 +297,12 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
         annotations: read_pairs(object, "annotations"),
         target_resource: kind.into(),
         target: NamespacedName::new(namespace.unwrap_or(&name.namespace), text("name")),
+        domain: DomainSpec::from_annotations(
+            &name.name,
+            annotation(object, key::HOST),
+            annotation(object, key::PATH_PREFIX),
+            annotation(object, key::STRIP_PREFIX),
+        ),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         served_secret: None,
         client_auth: ClientAuthSpec::from_annotations(

@@ -389,11 +389,11 @@ pub(crate) fn render_mapping_status(
     cluster: &ClusterState,
 ) -> Value {
     let default = cluster.settings.config_maps.network.external_scheme.as_str();
-    let scheme = match mapping.tls_secret {
+    let scheme = match cluster.domains.certificate_lead(&name.namespace, &mapping.domain.host) {
         Some(_) => "https",
         None => host_certificates::scheme_of_mapping(cluster, name, mapping).unwrap_or(default),
     };
-    let url = format!("{scheme}://{}", name.name);
+    let url = mapping.domain.url(scheme);
     to_json_value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
         conditions: render_conditions(&mapping.conditions, &DOMAIN_CONDITIONS),

@@ -24,7 +24,8 @@ use crate::{
     routes::{
         agent_reports::AgentReports,
         index_entries::{HostIndexEntry, NameIndexEntry},
-        service::{RoutedService, TrafficShare},
+        ruled_hosts::RuledHosts,
+        service::{RoutedService, ServiceMatch, TrafficShare},
     },
 };
 
@@ -36,6 +37,8 @@ pub(super) struct RouteIndexState {
     pub(super) by_host: HashSet<HostIndexEntry>,
     /// Responses to challenges of authorities, by host, each with the service that has it.
     pub(super) challenges: HashMap<Box<str>, Vec<(HttpChallenge, NamespacedName)>>,
+    /// Hosts with path rules or wildcards, which are not in `by_host`.
+    pub(super) ruled_hosts: RuledHosts,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
@@ -95,12 +98,15 @@ impl RouteIndexState {
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
         for host_index in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
+            if service.nth_path_rule(host_index).is_none() {
+                self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
+            }
         }
         for challenge in service.challenges() {
             let of_host = self.challenges.entry(challenge.host.as_str().into()).or_default();
             of_host.push((challenge.clone(), service.name.clone()));
         }
+        self.ruled_hosts.add_service(&service);
         let port = service.port;
         self.services.insert(NameIndexEntry(service));
         port_before != Some(port)
@@ -122,6 +128,7 @@ impl RouteIndexState {
             }
         }
         self.challenges.retain(|_, of_host| !of_host.is_empty());
+        self.ruled_hosts.remove_service(&old);
         Some(old.port)
     }
 
@@ -138,6 +145,13 @@ impl RouteIndexState {
         };
         let host: &str = shadowed.borrow();
         self.shadowed_hosts.entry(host.into()).or_default().push(shadowed);
+    }
+
+    /// Service behind a host that has no path rules.
+    pub(super) fn match_host(&self, host: &str) -> Option<ServiceMatch> {
+        let HostIndexEntry { service, host_index } = self.by_host.get(host)?;
+        let domain_index = host_index.checked_sub(service.hosts.len());
+        Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
     fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {

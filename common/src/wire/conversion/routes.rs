@@ -194,7 +194,9 @@ impl TryFrom<raw::Ingress> for GatewayRules {
             return Err(WireError::new("ingress.guarded_domains", "", "must have client_auth"));
         }
         let domains = message.domains.into_iter().chain(message.guarded_domains);
-        let mapped_domains = domains.map(MappedDomain::try_from).collect::<WireResult<_>>()?;
+        let unruled = domains.map(MappedDomain::try_from);
+        let ruled = message.ruled_domains.into_iter().map(parse_ruled_domain);
+        let mapped_domains = unruled.chain(ruled).collect::<WireResult<_>>()?;
         let challenges = message.challenges.into_iter().map(HttpChallenge::try_from);
         let challenges = challenges.collect::<WireResult<_>>()?;
         Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing, challenges })
@@ -210,12 +212,15 @@ impl From<GatewayRules> for raw::Ingress {
             }
             TagRouting::ServeTag(own) => Tags::Tag(own),
         });
+        let (ruled, unruled): (Vec<_>, Vec<_>) =
+            value.mapped_domains.into_iter().partition(|it| it.path_rule.is_some());
         let (guarded, open): (Vec<_>, Vec<_>) =
-            value.mapped_domains.into_iter().partition(|it| it.client_auth.is_some());
-        let [domains, guarded_domains] =
-            [open, guarded].map(|all| all.into_iter().map(Into::into).collect());
+            unruled.into_iter().partition(|it| it.client_auth.is_some());
+        let [domains, guarded_domains, ruled_domains] =
+            [open, guarded, ruled].map(|all| all.into_iter().map(Into::into).collect());
+        let redirects = value.redirects_to_https;
         let challenges = value.challenges.into_iter().map(Into::into).collect();
-        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags, challenges }
+        Self { redirects, domains, guarded_domains, ruled_domains, tags, challenges }
     }
 }
 
@@ -236,10 +241,28 @@ impl From<HttpChallenge> for raw::HttpChallenge {
     }
 }
 
+/// Parses a domain of `ruled_domains`, whose empty prefix means all paths.
+fn parse_ruled_domain(mut message: raw::Domain) -> WireResult<MappedDomain> {
+    let (text, strips_prefix) = (std::mem::take(&mut message.path_prefix), message.strips_prefix);
+    let prefix = match text.as_str() {
+        "" => PathPrefix::ALL,
+        text => PathPrefix::parse(text).map_err(|_fault| {
+            WireError::new("domain.path_prefix", text, "must be a path prefix")
+        })?,
+    };
+    let domain = MappedDomain::try_from(message)?;
+    Ok(MappedDomain { path_rule: Some(PathRule { prefix, strips_prefix }), ..domain })
+}
+
 impl TryFrom<raw::Domain> for MappedDomain {
     type Error = WireError;
+    /// Parses a domain that is not among `ruled_domains`.
     fn try_from(message: raw::Domain) -> WireResult<Self> {
         let host = require_nonempty("domain.host", message.host)?;
+        if !message.path_prefix.is_empty() {
+            let rule = "must be empty outside of ruled_domains";
+            return Err(WireError::new("domain.path_prefix", message.path_prefix, rule));
+        }
         // proto3 has no null for strings: empty stands for "as the client asked".
         let host_rewrite = (!message.rewrite.is_empty()).then_some(message.rewrite);
         // Empty stands for "chosen by its names".
@@ -253,6 +276,7 @@ impl TryFrom<raw::Domain> for MappedDomain {
             certificate,
             client_auth: message.client_auth.map(ClientAuth::try_from).transpose()?,
             hsts: parse_hsts("domain.hsts", &message.hsts)?,
+            path_rule: None,
         })
     }
 }
@@ -261,6 +285,7 @@ impl From<MappedDomain> for raw::Domain {
     fn from(value: MappedDomain) -> Self {
         let rewrite = value.host_rewrite.unwrap_or_default();
         let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
+        let PathRule { prefix, strips_prefix } = value.path_rule.unwrap_or_default();
         Self {
             host: value.host,
             rewrite,
@@ -268,6 +293,8 @@ impl From<MappedDomain> for raw::Domain {
             certificate,
             client_auth: value.client_auth.map(Into::into),
             hsts: value.hsts.map(|it| it.as_str().to_owned()).unwrap_or_default(),
+            path_prefix: prefix.as_str().to_owned(),
+            strips_prefix,
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::model::cluster_state::{
 };
 
 /// Returns the Secrets whose certificates are in use or asked for: those of mappings, those of `config-network`, and
-/// those of requested certificates that were issued. A
-/// mapping that is being deleted serves its domain until its finalizers have ended, and so keeps its certificate.
+/// those of requested certificates that were issued. A mapping that is being deleted serves its domain until its
+/// finalizers have ended, and so keeps the certificate of its Secret.
 pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
     let mappings = cluster.domains.mappings.iter();
     let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));
@@ -82,10 +82,10 @@ pub fn certificate_status(
             failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"))
         }
         (SecretReadState::InForce, Some(certificate)) => {
-            let host = name.name.to_ascii_lowercase();
+            let host = &mapping.domain.host;
             let is_served = mapping.served_secret.as_deref() == Some(secret);
             let kept = if is_served { "" } else { kept };
-            status_in_force(secret, &host, (&certificate.facts, kept), now)
+            status_in_force(secret, host, (&certificate.facts, kept), now)
         }
     }
 }

@@ -180,8 +180,18 @@ fn not_owned_reason(
         // No claim to the host is recorded yet.
         let owner = cluster.names.registry.host_owner(&host, &cluster.names.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);
-        (owner.service != placeholder).then(|| ConditionReason::new("NotOwned", message()))
+        let is_partial =
+            matches!(&owner.claimant, NameClaimant::Mapping(it) if has_path_rule(it, cluster));
+        let is_owned = owner.service == placeholder && !is_partial;
+        (!is_owned).then(|| ConditionReason::new("NotOwned", message()))
     })
+}
+
+/// Returns true if a DomainMapping has a path rule, and so perhaps not all paths of its host.
+fn has_path_rule(mapping: &NamespacedName, cluster: &ClusterState) -> bool {
+    let domains = &cluster.domains;
+    let state = domains.mappings.get(mapping);
+    state.is_some_and(|it| domains.path_rule(&mapping.namespace, &it.domain).is_some())
 }
 
 /// Sets the Service's conditions from its Configuration and its Route.

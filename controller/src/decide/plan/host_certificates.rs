@@ -3,12 +3,13 @@
 //!
 //! A Route has the condition of its worst certificate, not of its last one as in Knative.
 
-use common::wire::NamespacedName;
+use common::wire::{NamespacedName, wildcard_suffix};
 
 use super::{
     requested_certificates::{
-        CertificateOwner, WantedCertificate, is_enabled, is_route_enabled, mapping_certificate,
-        namespace_certificate_of_host, possible_route_certificates, route_tags,
+        CertificateOwner, WantedCertificate, is_enabled, is_mapping_enabled, is_route_enabled,
+        mapping_certificate, namespace_certificate_of_host, possible_route_certificates,
+        route_tags,
     },
     routes::{route_host, serves_tcp},
 };
@@ -22,6 +23,9 @@ use crate::model::{
 
 /// Reason of a Route's `CertificateProvisioned` if it has private names only.
 const PRIVATE_NAMES: &str = "TLS is not enabled for cluster-local";
+/// Reason of a mapping's `CertificateProvisioned` if its host has a wildcard.
+const WILDCARD_HOST: &str =
+    "no certificate is requested for a host with a wildcard: name a Secret in spec.tls";
 /// End of messages while cert-manager is missing.
 const NO_CERT_MANAGER: &str = " cert-manager is not installed.";
 
@@ -230,6 +234,11 @@ pub fn mapping_status(
 ) -> ConditionStatus {
     match mapping_certificate(cluster, name, mapping) {
         Some(wanted) => certificate_status(&wanted, cluster, previous),
+        None if wildcard_suffix(&mapping.domain.host).is_some()
+            && is_mapping_enabled(cluster, mapping) =>
+        {
+            ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", WILDCARD_HOST)))
+        }
         None => ConditionStatus::True(Some(ConditionReason::NO_TLS)),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::wire::NamespacedName;
+use common::wire::{NamespacedName, wildcard_suffix};
 
 use super::routes::{host_name_rules, public_host, serves_tcp};
 use crate::{
@@ -151,28 +151,57 @@ pub(super) fn is_route_enabled(app: &AppState, cluster: &ClusterState) -> bool {
     is_enabled_for(cluster, |key| app.route_annotation(key))
 }
 
-/// Returns the name of the certificate of a mapping's domain. That of a long domain is cut.
-pub fn mapping_certificate_name(mapping: &NamespacedName) -> NamespacedName {
-    NamespacedName::new(mapping.namespace.clone(), child_name(&mapping.name, ""))
+/// Returns true if certificates are requested for a mapping's host, as far as its own annotation decides.
+pub(super) fn is_mapping_enabled(cluster: &ClusterState, mapping: &DomainMappingState) -> bool {
+    is_enabled_for(cluster, |key| mapping.annotations.get(key))
 }
 
-/// Returns the certificate that is to be requested for a mapping's domain.
+/// Returns the name of the certificate of a mapped host, which all mappings of the host share. That of a long host is
+/// cut.
+pub fn host_certificate_name(namespace: &str, host: &str) -> NamespacedName {
+    NamespacedName::new(namespace, child_name(host, ""))
+}
+
+/// Returns the certificate that is to be requested for a mapping's host. All mappings of the host share it, and one of
+/// them owns it.
 pub fn mapping_certificate(
     cluster: &ClusterState,
     name: &NamespacedName,
     mapping: &DomainMappingState,
 ) -> Option<WantedCertificate> {
-    let annotation = |key: &str| mapping.annotations.get(key);
-    let is_wanted = mapping.tls_secret.is_none() && is_enabled_for(cluster, annotation);
-    let exists = mapping.meta.exists() && !mapping.is_terminating;
-    (is_wanted && exists).then(|| WantedCertificate {
-        name: mapping_certificate_name(name),
-        owner: CertificateOwner::Mapping(name.clone()),
-        owner_uid: mapping.meta.uid,
-        host: name.name.to_string(),
-        domain: name.name.to_string(),
-        class: certificate_class(cluster, annotation),
+    let host = &*mapping.domain.host;
+    let (lead, state) = request_lead(cluster, &name.namespace, host)?;
+    Some(WantedCertificate {
+        name: host_certificate_name(&name.namespace, host),
+        owner: CertificateOwner::Mapping(lead.clone()),
+        owner_uid: state.meta.uid,
+        host: host.to_owned(),
+        domain: host.to_owned(),
+        class: certificate_class(cluster, |key| state.annotations.get(key)),
     })
+}
+
+/// Returns the mapping that owns the requested certificate of a host: the present owner while it may be, else the
+/// oldest. `None`: none is requested, since a mapping of the host names a Secret, or since the host has a wildcard, which
+/// no authority checks by HTTP.
+fn request_lead<'a>(
+    cluster: &'a ClusterState,
+    namespace: &str,
+    host: &str,
+) -> Option<(&'a NamespacedName, &'a DomainMappingState)> {
+    let domains = &cluster.domains;
+    let has_secret = domains.certificate_lead(namespace, host).is_some();
+    if has_secret || wildcard_suffix(host).is_some() || !is_enabled(cluster) {
+        return None;
+    }
+    let present = cluster.requests.certificates.get(&host_certificate_name(namespace, host));
+    let present = present.and_then(|it| it.owner_uid);
+    let may_own = |(_, it): &(&NamespacedName, &DomainMappingState)| {
+        is_mapping_enabled(cluster, it) && it.meta.exists() && !it.is_terminating
+    };
+    let all = domains.mappings_of_host(namespace, host).into_iter().filter(may_own);
+    // Of equal keys the first one counts, which is the oldest.
+    all.min_by_key(|(_, it)| present != Some(it.meta.uid))
 }
 
 /// Returns the certificate for all names of a namespace, if the operator wants one.
@@ -235,16 +264,17 @@ pub fn owner_route(cluster: &ClusterState, name: &NamespacedName) -> Option<Name
     Some(app.clone())
 }
 
-/// Returns the DomainMapping whose certificate has a name. A long domain is cut in it.
+/// Returns a DomainMapping of the host whose certificate has a name. A long host is cut in it.
 pub fn owner_mapping<'a>(
     cluster: &'a ClusterState,
     name: &NamespacedName,
 ) -> Option<(&'a NamespacedName, &'a DomainMappingState)> {
-    let mappings = &cluster.domains.mappings;
-    mappings.get_key_value(name).or_else(|| {
-        let from = mappings.range(NamespacedName::new(name.namespace.clone(), "")..);
+    let domains = &cluster.domains;
+    let exact = domains.mappings_of_host(&name.namespace, &name.name).first().copied();
+    exact.or_else(|| {
+        let from = domains.mappings.range(NamespacedName::new(name.namespace.clone(), "")..);
         let mut own = from.take_while(|(it, _)| it.namespace == name.namespace);
-        own.find(|(it, _)| child_name(&it.name, "") == *name.name)
+        own.find(|(_, it)| child_name(&it.domain.host, "") == *name.name)
     })
 }
 

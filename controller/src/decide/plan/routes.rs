@@ -292,17 +292,21 @@ fn gateway_rules(
     let redirects_to_https = is_http_redirected(http_protocol, cluster);
     let service = NamespacedName::new(name.namespace.clone(), service_name);
     let mut mapped_domains = domain_mappings::mapped_domains(cluster, &service);
-    let own = own_host_with_certificate(allocation, app, name, cluster);
-    // The rules of a mapping of the same host come first.
-    let own = own.filter(|(host, _)| mapped_domains.iter().all(|it| it.host != *host));
-    mapped_domains.extend(own.map(|(host, certificate)| MappedDomain {
-        host,
-        host_rewrite: None,
-        redirects_to_https,
-        certificate: Some(certificate),
-        client_auth: None,
-        hsts: None,
-    }));
+    if let Some((host, certificate)) = own_host_with_certificate(allocation, app, name, cluster) {
+        // The rules of a mapping of the same host come first.
+        match mapped_domains.iter_mut().find(|it| it.host == host) {
+            Some(mapped) => mapped.certificate = mapped.certificate.take().or(Some(certificate)),
+            None => mapped_domains.push(MappedDomain {
+                host,
+                host_rewrite: None,
+                redirects_to_https,
+                certificate: Some(certificate),
+                client_auth: None,
+                hsts: None,
+                path_rule: None,
+            }),
+        }
+    }
     let challenges = challenges(allocation, app, name, &mapped_domains, cluster);
     let rules = GatewayRules { redirects_to_https, mapped_domains, tag_routing: tags, challenges };
     (rules != GatewayRules::default()).then(|| Box::new(rules))

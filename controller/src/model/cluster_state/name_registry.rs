@@ -1,9 +1,10 @@
 //! Pure: owner of each name. Several Routes, tags and DomainMappings may claim one name. The first keeps it, and the
 //! others get it when the first is deleted.
 //!
-//! A name is that of a Service in its namespace (a Route's own, or that of a tag), or an external host. "First" is the
-//! same for every replica and after every restart, since it is read from the objects. The owner of the placeholder has
-//! the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
+//! A name is that of a Service in its namespace (a Route's own, or that of a tag), or an external host. DomainMappings
+//! of one namespace share a host, and claim the host with their path prefix as a further name. "First" is the same for
+//! every replica and after every restart, since it is read from the objects. The owner of the placeholder has the name
+//! already; else the earlier `creationTimestamp` counts, then the UID, then the name.
 
 use std::{
     cmp::Reverse,

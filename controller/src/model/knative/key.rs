@@ -85,6 +85,12 @@ pub const PATH: &str = "rouse.dev/path";
 pub const CLIENT_CA: &str = "rouse.dev/client-ca";
 /// Demand for certificates of a DomainMapping's clients: `require` or `optional`.
 pub const CLIENT_AUTH: &str = "rouse.dev/client-auth";
+/// Host of a DomainMapping that is not its name: another one has that host too, or it has a wildcard.
+pub const HOST: &str = "rouse.dev/host";
+/// Prefix of the paths that a DomainMapping serves, in whole segments.
+pub const PATH_PREFIX: &str = "rouse.dev/path-prefix";
+/// Form of the path for pods: `true` takes the prefix of [`PATH_PREFIX`] out.
+pub const STRIP_PREFIX: &str = "rouse.dev/strip-prefix";
 /// `Strict-Transport-Security` of a DomainMapping.
 pub const HSTS: &str = "rouse.dev/hsts";
 /// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.

@@ -16,7 +16,7 @@ use crate::{
         },
         config_maps::{certmanager::CertManagerIssuer, network::CERT_MANAGER_CLASS},
         knative::{API_VERSION, key, networking},
-        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
+        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind, names::child_name},
     },
 };
 
@@ -39,6 +39,12 @@ pub(super) fn certificate_part(cluster: &ClusterState, key: &ObjectPartKey) -> D
         return if goes { DesiredState::Absent } else { DesiredState::Unmanaged };
     };
     match (key.resource, key.part) {
+        // Once it is gone, the certificate is made again for its present owner.
+        (ResourceKind::RequestedCertificate, ObjectPart::Object)
+            if has_former_owner(cluster, &wanted) =>
+        {
+            DesiredState::Absent
+        }
         (ResourceKind::RequestedCertificate, ObjectPart::Object) => {
             DesiredState::Body(request_body(cluster, &wanted))
         }
@@ -50,6 +56,20 @@ pub(super) fn certificate_part(cluster: &ClusterState, key: &ObjectPartKey) -> D
         (ResourceKind::IssuedCertificate, ObjectPart::Object) => issued_body(cluster, &wanted),
         _ => DesiredState::Unmanaged,
     }
+}
+
+/// Returns true if a certificate belongs to another DomainMapping than the one that wants it: one that has left the
+/// host or requests nothing for it any more.
+fn has_former_owner(cluster: &ClusterState, wanted: &WantedCertificate) -> bool {
+    if !matches!(wanted.owner, CertificateOwner::Mapping(_)) {
+        return false;
+    }
+    let observed = cluster.requests.certificates.get(&wanted.name).and_then(|it| it.owner_uid);
+    let Some(owner) = observed.filter(|it| *it != wanted.owner_uid) else { return false };
+    let namespace = &wanted.name.namespace;
+    let from = cluster.domains.mappings.range(NamespacedName::new(namespace.clone(), "")..);
+    let mut own = from.take_while(|(it, _)| it.namespace == *namespace);
+    own.any(|(_, it)| it.meta.uid == owner)
 }
 
 /// Returns the request, as Knative makes it (`MakeCertificate`, `MakeWildcardCertificate`).
@@ -78,9 +98,9 @@ fn labels(wanted: &WantedCertificate) -> Value {
         CertificateOwner::Route(route) => {
             json!({key::ROUTE: route.name.as_str(), key::CERTIFICATE_TYPE: external})
         }
-        // A label has at most 63 characters, and so has the name of the certificate.
-        CertificateOwner::Mapping(_) => {
-            let mapping = wanted.name.name.as_str();
+        // A label has at most 63 characters.
+        CertificateOwner::Mapping(mapping) => {
+            let mapping = child_name(&mapping.name, "");
             json!({key::DOMAIN_MAPPING: mapping, key::CERTIFICATE_TYPE: external})
         }
         CertificateOwner::Namespace => json!({key::WILDCARD_DOMAIN: wanted.domain}),

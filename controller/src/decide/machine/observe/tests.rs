@@ -31,6 +31,7 @@ mod fields;
 mod inherited_metadata;
 mod long_names;
 mod name_conflicts;
+mod path_rules;
 mod pod_changes;
 mod protocols;
 mod requested_certificates;

@@ -94,6 +94,22 @@ fn apply_annotated(api_server: &mut FakeApiServer, key: &str, value: &str) {
     }
 }
 
+/// Maps paths of a host to `hello` by a DomainMapping of this name. Later ones are younger.
+fn map_path(api_server: &mut FakeApiServer, mapping: &str, host: &str, prefix: &str) {
+    let reference =
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
+    let annotations = json!({"rouse.dev/host": host, "rouse.dev/path-prefix": prefix});
+    let body = json!({
+        "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
+        "metadata": {"name": mapping, "namespace": NAMESPACE, "annotations": annotations},
+        "spec": {"ref": reference},
+    });
+    for event in api_server.apply(ResourceKind::DomainMapping, &name(mapping), body) {
+        api_server.step(event);
+    }
+    api_server.now = api_server.now.plus_ms(2000);
+}
+
 #[test]
 fn nothing_is_requested_without_the_setting() {
     let mut api_server = FakeApiServer::new();
@@ -317,6 +333,60 @@ fn a_domain_without_a_secret_gets_a_certificate() {
     let status = &api_server.object(ResourceKind::DomainMapping, DOMAIN)["status"];
     assert_eq!(status["url"], format!("https://{DOMAIN}"));
     assert!(served(&api_server).contains(&(DOMAIN.to_owned(), Some(name(DOMAIN)))));
+}
+
+#[test]
+fn all_paths_of_a_host_share_one_requested_certificate() {
+    let mut api_server = start(&[]);
+    install_cert_manager(&mut api_server);
+    api_server.claim_domain(DOMAIN, NAMESPACE);
+    for (mapping, prefix) in [("first", "/a"), ("second", "/b")] {
+        map_path(&mut api_server, mapping, DOMAIN, prefix);
+    }
+    let names: BTreeSet<NamespacedName> =
+        api_server.names(ResourceKind::RequestedCertificate).into_iter().collect();
+    assert_eq!(names, BTreeSet::from([name(&request_name(&api_server)), name(DOMAIN)]));
+    let owner = |api_server: &FakeApiServer| {
+        let object = api_server.object(ResourceKind::RequestedCertificate, DOMAIN);
+        object["metadata"]["ownerReferences"][0]["name"].clone()
+    };
+    assert_eq!(owner(&api_server), "first");
+    set_issued_status(&mut api_server, DOMAIN, ready("True", "Ready"));
+    read_usable(&mut api_server, DOMAIN, DOMAIN);
+    let of_domain = |api_server: &FakeApiServer| -> Vec<Option<NamespacedName>> {
+        let all = served(api_server).into_iter().filter(|(host, _)| host == DOMAIN);
+        all.map(|(_, secret)| secret).collect()
+    };
+    assert_eq!(of_domain(&api_server), [Some(name(DOMAIN)), Some(name(DOMAIN))]);
+    for mapping in ["first", "second"] {
+        let provisioned =
+            api_server.condition(ResourceKind::DomainMapping, mapping, "CertificateProvisioned");
+        assert_eq!(provisioned, "True : ", "{mapping}");
+    }
+    // The other mapping gets the certificate of the host that the owner leaves.
+    map_path(&mut api_server, "first", "other.shop.test", "/a");
+    assert_eq!(owner(&api_server), "second");
+    set_issued_status(&mut api_server, DOMAIN, ready("True", "Ready"));
+    assert_eq!(of_domain(&api_server), [Some(name(DOMAIN))]);
+    // An older mapping that comes to the host takes nothing from its owner.
+    map_path(&mut api_server, "first", DOMAIN, "/a");
+    assert_eq!(owner(&api_server), "second");
+    assert_eq!(of_domain(&api_server), [Some(name(DOMAIN)), Some(name(DOMAIN))]);
+}
+
+#[test]
+fn no_certificate_is_requested_for_a_wildcard() {
+    let mut api_server = start(&[]);
+    install_cert_manager(&mut api_server);
+    api_server.claim_domain("shop.test", NAMESPACE);
+    map_path(&mut api_server, "all-shops", "*.shop.test", "/");
+    let names = api_server.names(ResourceKind::RequestedCertificate);
+    assert_eq!(names, [name(&request_name(&api_server))]);
+    let provisioned =
+        api_server.condition(ResourceKind::DomainMapping, "all-shops", "CertificateProvisioned");
+    let expected = "True TLSNotEnabled: no certificate is requested for a host with a wildcard: \
+                    name a Secret in spec.tls";
+    assert_eq!(provisioned, expected);
 }
 
 #[test]
