@@ -72,6 +72,22 @@ fn ownership_status(
     }
 }
 
+/// Returns true if a mapping's namespace may use its host, which no Route of another name had first.
+pub(super) fn has_host(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> bool {
+    let domain = &mapping.domain;
+    let claim = cluster.domains.claims.get(domain.claim_name());
+    let is_claimed = claim.is_some_and(|it| it.namespace == *name.namespace);
+    let is_free = host_owner(cluster, &domain.host).is_none_or(|it| match it.claimant {
+        NameClaimant::Mapping(_) => true,
+        NameClaimant::Route(_) => it.service == mapping.target,
+    });
+    domain.fault.is_none() && is_claimed && is_free
+}
+
 fn host_owner<'a>(cluster: &'a ClusterState, host: &str) -> Option<&'a NameClaim> {
     cluster.names.registry.host_owner(host, &cluster.names.placeholders)
 }

@@ -234,12 +234,25 @@ pub fn mapping_status(
 ) -> ConditionStatus {
     match mapping_certificate(cluster, name, mapping) {
         Some(wanted) => certificate_status(&wanted, cluster, previous),
-        None if wildcard_suffix(&mapping.domain.host).is_some()
-            && is_mapping_enabled(cluster, mapping) =>
-        {
-            ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", WILDCARD_HOST)))
-        }
-        None => ConditionStatus::True(Some(ConditionReason::NO_TLS)),
+        None => unrequested_status(cluster, name, mapping),
+    }
+}
+
+/// Returns the status of `CertificateProvisioned` of a mapping for whose host no certificate is requested.
+fn unrequested_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> ConditionStatus {
+    let host = &mapping.domain.host;
+    let has_secret = cluster.domains.certificate_lead(&name.namespace, host).is_some();
+    if has_secret || mapping.is_terminating || !is_mapping_enabled(cluster, mapping) {
+        ConditionStatus::True(Some(ConditionReason::NO_TLS))
+    } else if wildcard_suffix(host).is_some() {
+        ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", WILDCARD_HOST)))
+    } else {
+        // The namespace may not use the host, and `DomainClaimed` says why.
+        ConditionStatus::Unknown(None)
     }
 }
 

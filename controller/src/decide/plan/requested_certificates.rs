@@ -7,7 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::wire::{NamespacedName, wildcard_suffix};
 
-use super::routes::{host_name_rules, public_host, serves_tcp};
+use super::{
+    domain_mappings::has_host,
+    routes::{host_name_rules, public_host, serves_tcp},
+};
 use crate::{
     decide::host_names::RouteHostInputs,
     model::{
@@ -182,8 +185,8 @@ pub fn mapping_certificate(
 }
 
 /// Returns the mapping that owns the requested certificate of a host: the present owner while it may be, else the
-/// oldest. `None`: none is requested, since a mapping of the host names a Secret, or since the host has a wildcard, which
-/// no authority checks by HTTP.
+/// oldest. `None`: none is requested, since a mapping of the host names a Secret, the namespace may not use the host, or
+/// the host has a wildcard, which no authority checks by HTTP.
 fn request_lead<'a>(
     cluster: &'a ClusterState,
     namespace: &str,
@@ -196,8 +199,10 @@ fn request_lead<'a>(
     }
     let present = cluster.requests.certificates.get(&host_certificate_name(namespace, host));
     let present = present.and_then(|it| it.owner_uid);
-    let may_own = |(_, it): &(&NamespacedName, &DomainMappingState)| {
-        is_mapping_enabled(cluster, it) && it.meta.exists() && !it.is_terminating
+    // A namespace that may not use the host would get its certificate all the same if the issuer checks it by DNS.
+    let may_own = |(name, it): &(&NamespacedName, &DomainMappingState)| {
+        let exists = it.meta.exists() && !it.is_terminating;
+        exists && is_mapping_enabled(cluster, it) && has_host(cluster, name, it)
     };
     let all = domains.mappings_of_host(namespace, host).into_iter().filter(may_own);
     // Of equal keys the first one counts, which is the oldest.

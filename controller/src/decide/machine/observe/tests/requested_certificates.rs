@@ -374,6 +374,29 @@ fn all_paths_of_a_host_share_one_requested_certificate() {
     assert_eq!(of_domain(&api_server), [Some(name(DOMAIN)), Some(name(DOMAIN))]);
 }
 
+/// An issuer that checks domains by DNS would issue it to any namespace.
+#[test]
+fn only_the_namespace_of_a_domain_requests_its_certificate() {
+    let mut api_server = start(&[]);
+    install_cert_manager(&mut api_server);
+    api_server.claim_domain(DOMAIN, "other");
+    api_server.map_domain(DOMAIN, "Service", "hello");
+    let is_requested = |api_server: &FakeApiServer| {
+        let requests = api_server.names(ResourceKind::RequestedCertificate);
+        let issued = api_server.names(ResourceKind::IssuedCertificate);
+        assert_eq!(requests.contains(&name(DOMAIN)), issued.contains(&name(DOMAIN)));
+        requests.contains(&name(DOMAIN))
+    };
+    assert!(!is_requested(&api_server));
+    let provisioned =
+        api_server.condition(ResourceKind::DomainMapping, DOMAIN, "CertificateProvisioned");
+    assert_eq!(provisioned, "Unknown : ");
+    api_server.claim_domain(DOMAIN, NAMESPACE);
+    assert!(is_requested(&api_server));
+    api_server.claim_domain(DOMAIN, "other");
+    assert!(!is_requested(&api_server), "it is not renewed any more");
+}
+
 #[test]
 fn no_certificate_is_requested_for_a_wildcard() {
     let mut api_server = start(&[]);
