@@ -329,7 +329,7 @@ fn own_host_with_certificate(
 }
 
 /// Returns the challenges of authorities for the hosts of a Route's name. The certificate of a long host has a second
-/// one, `k.` and the domain of the host, for which no service is reachable otherwise.
+/// one, `k.` and the domain of the host. If an object has that host, only its own challenges count.
 fn challenges(
     allocation: &RouteNameAllocation,
     app: &AppState,
@@ -346,8 +346,10 @@ fn challenges(
             .and_then(|domain| own.strip_suffix(domain))
             .is_some_and(|it| it.ends_with('.'))
     };
+    let registry = &cluster.names.registry;
+    let is_free = |host: &str| registry.host_owner(host, &cluster.names.placeholders).is_none();
     let is_own = |host: &str| {
-        own.as_deref().is_some_and(|own| own == host || is_short(host, own))
+        own.as_deref().is_some_and(|own| own == host || (is_short(host, own) && is_free(host)))
             || mapped_domains.iter().any(|it| it.host == host)
     };
     let all = cluster.requests.challenges_of(&name.namespace, is_own).into_iter();

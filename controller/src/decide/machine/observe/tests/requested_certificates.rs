@@ -455,6 +455,27 @@ fn a_challenge_reaches_the_gateway_and_the_request() {
     assert!(status["http01Challenges"].is_null());
 }
 
+/// The certificate of a long host has a second one, which could be the host of a Route of another namespace.
+#[test]
+fn no_route_responds_to_challenges_for_the_host_of_another() {
+    let mut api_server = FakeApiServer::new();
+    enable(&mut api_server, &[]);
+    for service in ["k", "hello"] {
+        api_server.apply_service(service, "hello:v1", 0, Value::Null);
+    }
+    install_cert_manager(&mut api_server);
+    for host in ["k.default.localhost", "k.localhost"] {
+        let spec = json!({"type": "HTTP-01", "dnsName": host, "token": "t", "key": "t.hash"});
+        api_server.apply_as_user(ResourceKind::AcmeChallenge, host, spec);
+    }
+    let hosts = |service: &str| -> Vec<String> {
+        let rules = api_server.table().services[&name(service)].gateway_rules.clone();
+        rules.unwrap_or_default().challenges.into_iter().map(|it| it.host).collect()
+    };
+    assert_eq!(hosts("hello"), ["k.localhost"]);
+    assert_eq!(hosts("k"), ["k.default.localhost", "k.localhost"]);
+}
+
 #[test]
 fn a_tag_that_goes_takes_its_certificate_with_it() {
     let tagged = |tag: &str| json!([{"latestRevision": true, "percent": 100}, {"latestRevision": true, "tag": tag}]);
