@@ -204,7 +204,7 @@ fn check_http_protocol(all: &AnnotationMap, problems: &mut Vec<Problem>) {
 }
 
 /// Checks the annotation that turns certificates off: a boolean in Go's forms.
-fn check_disabled_tls(all: &AnnotationMap, problems: &mut Vec<Problem>) {
+pub(super) fn check_disabled_tls(all: &AnnotationMap, problems: &mut Vec<Problem>) {
     if let Some((name, value)) = first_set(all, &key::DISABLE_EXTERNAL_DOMAIN_TLS)
         && !value.is_empty()
         && parse_bool(value).is_err()

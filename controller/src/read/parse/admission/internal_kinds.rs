@@ -78,6 +78,7 @@ pub(super) fn check_domain_mapping(
     if let Some(annotations) = &meta.annotations {
         check_client_auth(annotations, problems);
         check_hsts(annotations, problems);
+        metadata::check_disabled_tls(annotations, problems);
     }
     if let Some(tls) = request.object.pointer("/spec/tls").filter(|it| !it.is_null()) {
         check_certificate_secret(tls, problems);

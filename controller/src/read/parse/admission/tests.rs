@@ -704,6 +704,11 @@ fn policies_of_a_domain_are_refused_with_their_fault() {
                 mapping("{rouse.dev/hsts: includeSubDomains}"),
                 "invalid value: includeSubDomains: metadata.annotations.rouse.dev/hsts\nmax-age is missing",
             ),
+            (mapping("{networking.knative.dev/disable-external-domain-tls: 'true'}"), ""),
+            (
+                mapping("{networking.knative.dev/disable-external-domain-tls: 'yes'}"),
+                "invalid value: yes: metadata.annotations.networking.knative.dev/disable-external-domain-tls",
+            ),
         ],
     );
 }
