@@ -11,18 +11,6 @@ struct ClaimedDomain<'a> {
 }
 
 impl ClaimedDomain<'_> {
-    fn claim(&self) {
-        let (domain, namespace) = (&self.domain, &self.namespace.name);
-        let claim = format!(
-            "apiVersion: networking.internal.knative.dev/v1alpha1
-kind: ClusterDomainClaim
-metadata: {{name: {domain}}}
-spec: {{namespace: {namespace}}}
-"
-        );
-        self.rouse.cluster.apply(&claim).expect("a claim is taken");
-    }
-
     /// Applies a DomainMapping with these annotations, and waits until it is ready.
     fn map(&self, name: &str, service: &str, annotations: &str) {
         let mapping = format!(
@@ -72,7 +60,7 @@ fn mappings_share_a_host_and_a_wildcard_serves_the_hosts_below() {
     let claimed = ClaimedDomain { rouse: &rouse, namespace: &namespace, domain: domain.clone() };
     let services = ["shop", "api"].map(|name| service_manifest(name, "", HELLO_CONTAINER));
     rouse.apply_until_ready(&namespace.name, &services.join("---\n"));
-    claimed.claim();
+    rouse.claim_domain(&domain, &namespace.name);
     claimed.map(&domain, "shop", "");
     claimed.wait_served(&domain, "/api", "shop");
     let of_api = format!(
