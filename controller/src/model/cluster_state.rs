@@ -61,7 +61,7 @@ pub use nodes::NodeState;
 pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
 pub use requested_certificates::{
     CertManagerPresence, CertificateNamespace, CertificateReadiness, ChallengeSolver,
-    HttpChallenge, IssuedCertificate, ObservedRequests, ReadyStatus, RequestedCertificate,
+    IssuedCertificate, ObservedChallenge, ObservedRequests, ReadyStatus, RequestedCertificate,
     SolvedChallenge,
 };
 pub use revision::{

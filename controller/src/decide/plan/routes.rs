@@ -16,8 +16,8 @@ use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
     model::{
         cluster_state::{
-            self, AppRevision, AppState, ClusterState, ConditionType, HttpChallenge,
-            KubeletReadiness, ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
+            self, AppRevision, AppState, ClusterState, ConditionType, KubeletReadiness,
+            ObservedChallenge, ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
             name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
@@ -353,7 +353,7 @@ fn challenges(
             || mapped_domains.iter().any(|it| it.host == host)
     };
     let all = cluster.requests.challenges_of(&name.namespace, is_own).into_iter();
-    let challenge = |it: &HttpChallenge| wire::HttpChallenge {
+    let challenge = |it: &ObservedChallenge| wire::HttpChallenge {
         host: it.host.clone(),
         token: it.token.clone(),
         response: it.response.clone(),

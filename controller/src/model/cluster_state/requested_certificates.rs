@@ -19,7 +19,7 @@ pub struct ObservedRequests {
     /// Certificates of cert-manager.
     pub issued: BTreeMap<NamespacedName, IssuedCertificate>,
     /// HTTP-01 challenges of cert-manager.
-    pub challenges: BTreeMap<NamespacedName, HttpChallenge>,
+    pub challenges: BTreeMap<NamespacedName, ObservedChallenge>,
     /// Services of the pods that solve challenges.
     pub solvers: BTreeMap<NamespacedName, ChallengeSolver>,
     /// Namespaces, as far as their certificates depend on them.
@@ -101,7 +101,7 @@ pub struct IssuedCertificate {
 
 /// An HTTP-01 challenge of cert-manager: an authority asks a host for a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HttpChallenge {
+pub struct ObservedChallenge {
     /// UID of the object, which owns its solver.
     pub uid: Uid,
     /// Host that the authority asks, in lower case.
@@ -138,7 +138,7 @@ pub struct CertificateNamespace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SolvedChallenge<'a> {
     /// Challenge that the solver answers.
-    pub challenge: &'a HttpChallenge,
+    pub challenge: &'a ObservedChallenge,
     /// Name of the solver's Service.
     pub service: &'a NamespacedName,
     /// Solver that answers the challenge.
@@ -192,10 +192,10 @@ impl ObservedRequests {
         &self,
         namespace: &str,
         is_own: impl Fn(&str) -> bool,
-    ) -> Vec<&HttpChallenge> {
+    ) -> Vec<&ObservedChallenge> {
         let from = self.challenges.range(NamespacedName::new(namespace, "")..);
         let own = from.take_while(|(name, _)| name.namespace == namespace);
-        let mut all: Vec<&HttpChallenge> =
+        let mut all: Vec<&ObservedChallenge> =
             own.map(|(_, it)| it).filter(|it| is_own(&it.host)).collect();
         all.sort_by(|a, b| (&a.host, &a.token).cmp(&(&b.host, &b.token)));
         all
@@ -204,7 +204,7 @@ impl ObservedRequests {
     fn solved<'a>(
         &'a self,
         namespace: &str,
-        challenge: &'a HttpChallenge,
+        challenge: &'a ObservedChallenge,
     ) -> Option<SolvedChallenge<'a>> {
         let from = self.solvers.range(NamespacedName::new(namespace, "")..);
         let mut own = from.take_while(|(name, _)| name.namespace == namespace);
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_challenge_finds_the_solver_that_it_owns() {
         let name = |name: &str| NamespacedName::new("team", name);
-        let challenge = |uid: u128, host: &str| HttpChallenge {
+        let challenge = |uid: u128, host: &str| ObservedChallenge {
             uid: Uid(uid),
             host: host.into(),
             token: format!("t{uid}"),

@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::{
     model::{
         cluster_state::{
-            CertificateNamespace, CertificateReadiness, ChallengeSolver, HttpChallenge,
-            IssuedCertificate, ReadyStatus, RequestedCertificate, Uid,
+            CertificateNamespace, CertificateReadiness, ChallengeSolver, IssuedCertificate,
+            ObservedChallenge, ReadyStatus, RequestedCertificate, Uid,
         },
         knative::key,
         object::json::{annotation, array_items, is_terminating, label, non_empty_text},
@@ -47,13 +47,13 @@ pub fn read_issued_certificate(object: &Value) -> IssuedCertificate {
 }
 
 /// Reads a challenge of cert-manager; `None` if it is not answered over HTTP.
-pub fn read_http_challenge(object: &Value) -> Option<HttpChallenge> {
+pub fn read_http_challenge(object: &Value) -> Option<ObservedChallenge> {
     let spec = &object["spec"];
     let text = |field: &str| non_empty_text(&spec[field]);
     if spec["type"] != "HTTP-01" || is_terminating(object) {
         return None;
     }
-    Some(HttpChallenge {
+    Some(ObservedChallenge {
         uid: fields::read_meta(object).uid,
         host: text("dnsName")?.to_ascii_lowercase(),
         token: text("token").filter(|it| is_token(it))?.into(),
@@ -131,7 +131,7 @@ mod tests {
                 "spec": {"type": kind, "dnsName": "Shop.test", "token": token, "key": "k"},
             }))
         };
-        let expected = HttpChallenge {
+        let expected = ObservedChallenge {
             uid: Uid(1),
             host: "shop.test".into(),
             token: "a-B_9".into(),
