@@ -239,6 +239,23 @@ const POD_STATUS: &[&str] = &[
     "message",
 ];
 
+/// Fields of a Service's specification that are kept. A Service has no generation. So a change by another client shows
+/// only in fields that are kept, and each field that the controller sets is one of them.
+const SERVICE_SPEC: &[&str] = &[
+    "clusterIP",
+    "clusterIPs",
+    "externalName",
+    "externalTrafficPolicy",
+    "internalTrafficPolicy",
+    "ipFamilyPolicy",
+    "ports",
+    "selector",
+    "sessionAffinity",
+    "sessionAffinityConfig",
+    "trafficDistribution",
+    "type",
+];
+
 /// Returns the parts of a kind of which only some fields are kept, since the controller reads no others. Objects that
 /// users made have other parts ([user_parts]).
 pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
@@ -261,28 +278,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
             ("status", &["conditions", "addresses", "images", "allocatable"]),
         ],
-        // A Service has no generation. So a change by another client shows only in fields that are kept, and each field
-        // that the controller sets is one of them.
-        ResourceKind::Service => &[
-            (
-                "spec",
-                &[
-                    "clusterIP",
-                    "clusterIPs",
-                    "externalName",
-                    "externalTrafficPolicy",
-                    "internalTrafficPolicy",
-                    "ipFamilyPolicy",
-                    "ports",
-                    "selector",
-                    "sessionAffinity",
-                    "sessionAffinityConfig",
-                    "trafficDistribution",
-                    "type",
-                ],
-            ),
-            ("status", &[]),
-        ],
+        ResourceKind::Service => &[("spec", SERVICE_SPEC), ("status", &[])],
         ResourceKind::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
         ResourceKind::KnativeService
         | ResourceKind::Configuration
