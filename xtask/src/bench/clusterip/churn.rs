@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use super::{
     ClusterIpBenchContext,
-    objects::{ServiceSet, cluster_ip},
+    objects::{ServiceProtocol, ServiceSet, cluster_ip},
     proxy::{ProxySubject, RunningProxy},
 };
 use crate::{
@@ -20,7 +20,12 @@ use crate::{
 };
 
 /// Services and endpoints of the case.
-const SET: ServiceSet = ServiceSet { services: 1_000, endpoints_each: 10, switches: false };
+const SET: ServiceSet = ServiceSet {
+    services: 1_000,
+    endpoints_each: 10,
+    switches: false,
+    protocol: ServiceProtocol::Tcp,
+};
 const CASE: &str = "churn_1000";
 /// Time in which endpoints change.
 const CHURN_TIME: Duration = Duration::from_secs(30);
@@ -41,7 +46,7 @@ struct ChurnFigures {
 
 /// Measures all subjects in turn. Only the measured one runs.
 pub(super) fn measure(context: &ClusterIpBenchContext, rounds: u32) -> Result<Vec<BenchRow>> {
-    let mut proxies = super::start_all(context, SET)?;
+    let mut proxies = super::start_all(context, SET, &ProxySubject::ALL)?;
     let mut figures: BTreeMap<ProxySubject, ChurnFigures> = BTreeMap::new();
     for round in 0..rounds {
         for offset in 0..proxies.len() {

@@ -19,7 +19,7 @@ use super::{
     ClusterIpBenchContext,
     api_server::BenchApiServer,
     node::{BenchCgroup, BenchNetns, BenchNode, NODE_ADDRESS},
-    objects::{self, NODE, POD_NETWORK, ServiceSet, cluster_ip},
+    objects::{self, ENDPOINT_PORT, NODE, POD_NETWORK, ServiceProtocol, ServiceSet, cluster_ip},
 };
 use crate::{
     load::unix_us,
@@ -116,6 +116,8 @@ impl ProxySubject {
 pub(super) struct RunningProxy {
     pub(super) subject: ProxySubject,
     process: ProxyProcess,
+    /// Server of all endpoints of UDP, if the set has them.
+    _datagram_server: Option<DatagramServer>,
     pub(super) server: BenchApiServer,
     pub(super) node: BenchNode,
     client: PathBuf,
@@ -129,6 +131,10 @@ struct ProxyProcess {
     cgroup: PathBuf,
     log: PathBuf,
 }
+
+/// Server that answers datagrams to all endpoints; killed on drop. An optimised program, as it is a part of the times.
+#[derive(Debug)]
+struct DatagramServer(Child);
 
 /// Start of a proxy.
 #[derive(Clone, Copy, Debug)]
@@ -156,11 +162,16 @@ impl RunningProxy {
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         wait_until_idle();
         let client = context.client.clone();
+        let datagram_server = match set.protocol {
+            ServiceProtocol::Tcp => None,
+            ServiceProtocol::Udp => Some(DatagramServer::start(&node, &client)?),
+        };
         let waiting = start_waiting_client(&node, &client, set)?;
         let started_us = unix_us();
         let child = command.spawn().with_context(|| format!("cannot start {}", subject.name()))?;
         let process = ProxyProcess { child, cgroup: node.cgroup(BenchCgroup::Proxy), log };
-        let mut proxy = Self { subject, process, server, node, client, set };
+        let mut proxy =
+            Self { subject, process, _datagram_server: datagram_server, server, node, client, set };
         let answers = proxy.wait_for_answers(waiting)?;
         let seconds = match answers.answered {
             0 => f64::NAN,
@@ -258,10 +269,30 @@ impl Drop for ProxyProcess {
     }
 }
 
+impl DatagramServer {
+    fn start(node: &BenchNode, program: &Path) -> Result<Self> {
+        let address = format!("0.0.0.0:{ENDPOINT_PORT}");
+        let mut command = node.command(BenchNetns::Endpoints, BenchCgroup::Outside, program);
+        command.args(["measure", "datagrams", "answer", "--addr", &address]).stdin(Stdio::null());
+        Ok(Self(command.spawn().context("cannot start a server of datagrams")?))
+    }
+}
+
+impl Drop for DatagramServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts a client that waits for all Services. It runs before the proxy, so that its own start is no part of a time.
 fn start_waiting_client(node: &BenchNode, client: &Path, set: ServiceSet) -> Result<Child> {
     let (first, count) = (cluster_ip(0).to_string(), set.services.to_string());
-    let args = ["answers", "--first", &first, "--count", &count, "--timeout-s", START_TIMEOUT_S];
+    let mut args =
+        vec!["answers", "--first", &first, "--count", &count, "--timeout-s", START_TIMEOUT_S];
+    if set.protocol == ServiceProtocol::Udp {
+        args.push("--udp");
+    }
     let mut command = measure_command(node, BenchCgroup::Client, client, &args);
     let waiting = command.stdout(Stdio::piped()).spawn().context("cannot start a client")?;
     sh::sleep(CLIENT_START_TIME);
