@@ -12,6 +12,8 @@ mod node;
 mod objects;
 mod proxy;
 mod starts;
+mod steady_client;
+mod upgrades;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -20,7 +22,7 @@ use anyhow::{Context as _, Result, ensure};
 use self::{
     node::BenchCgroup,
     objects::{ServiceProtocol, ServiceSet, cluster_ip},
-    proxy::{ProxySubject, RunningProxy},
+    proxy::{ProxyStart, ProxySubject, RunningProxy},
 };
 use super::{
     ebpf_run_time, interleave,
@@ -84,6 +86,7 @@ pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
     rows.extend(datagrams::measure(context)?);
     rows.extend(starts::measure(context, long_rounds)?);
     rows.extend(churn::measure(context, long_rounds)?);
+    rows.extend(upgrades::measure(context, long_rounds)?);
     Ok(rows)
 }
 
@@ -96,19 +99,29 @@ fn start_all(
     let start = |subject: &ProxySubject| {
         let subject = *subject;
         let (proxy, start) = RunningProxy::start(context, subject, set)?;
-        // The cases after this need complete rules: their figures would be those of fewer Services.
-        ensure!(
-            start.answers.unanswered == 0,
-            "{} does not serve {} of {} Services: see {}",
-            subject.name(),
-            start.answers.unanswered,
-            set.services,
-            context.folder.join(format!("clusterip-{}.log", subject.name())).display()
-        );
+        ensure_complete(context, subject, &start)?;
         proxy.suspend()?;
         Ok(proxy)
     };
     subjects.iter().map(start).collect()
+}
+
+/// Fails unless all Services answer. Figures of the cases after this would be those of fewer Services.
+fn ensure_complete(
+    context: &ClusterIpBenchContext,
+    subject: ProxySubject,
+    start: &ProxyStart,
+) -> Result<()> {
+    let answers = start.answers;
+    ensure!(
+        answers.unanswered == 0,
+        "{} does not serve {} of {} Services: see {}",
+        subject.name(),
+        answers.unanswered,
+        answers.answered + answers.unanswered,
+        context.folder.join(format!("clusterip-{}.log", subject.name())).display()
+    );
+    Ok(())
 }
 
 /// Measures connects to ClusterIPs, and to the endpoints themselves by a client that no program sees.

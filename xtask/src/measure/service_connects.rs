@@ -8,10 +8,13 @@ use std::{
 };
 
 use anyhow::Result;
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::{
+    prctl,
+    socket::{getsockopt, setsockopt, sockopt},
+};
 use serde::{Deserialize, Serialize};
 
-use super::datagrams::is_answered;
+use super::{MeasuredTimes, datagrams::is_answered};
 use crate::{load::unix_us, sh};
 
 /// Port of all Services that are measured.
@@ -106,10 +109,14 @@ pub(crate) struct ServiceAnswers {
 }
 
 /// Results of connects at a fixed rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SteadyConnects {
     pub(crate) sent: usize,
     pub(crate) failed: usize,
+    /// Median time from the moment at which a connect was due until its end, in µs. It contains the wait for an earlier
+    /// connect that took longer than a period.
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
 }
 
 /// Time after which a scan ends although Services are missing.
@@ -283,19 +290,23 @@ fn scan_answers(
 
 /// Connects to the addresses in turn. A connect that is late begins at once, so the rate does not fall for long.
 fn connect_steadily(all: &[SocketAddr], every: Duration, time: Duration) -> SteadyConnects {
-    let (started, mut connects) = (Instant::now(), SteadyConnects { sent: 0, failed: 0 });
+    // Otherwise the kernel wakes this thread some 50 µs late, which would be a part of each time.
+    let _less_precise = prctl::set_timerslack(1);
+    let (started, mut times, mut failed) = (Instant::now(), Vec::new(), 0);
     for addr in all.iter().cycle() {
-        let due = every * u32::try_from(connects.sent).unwrap_or(u32::MAX);
+        let due = every * u32::try_from(times.len()).unwrap_or(u32::MAX);
         if due >= time {
             break;
         }
         if let Some(wait) = due.checked_sub(started.elapsed()) {
             sh::sleep(wait);
         }
-        connects.sent += 1;
-        connects.failed += usize::from(try_connect(*addr, CONNECT_TIMEOUT).is_err());
+        failed += usize::from(try_connect(*addr, CONNECT_TIMEOUT).is_err());
+        times.push(started.elapsed().saturating_sub(due));
     }
-    connects
+    let MeasuredTimes { count: sent, p50_us, p99_us, .. } =
+        MeasuredTimes::from_times(times, started.elapsed(), 0.0);
+    SteadyConnects { sent, failed, p50_us, p99_us }
 }
 
 #[cfg(test)]
@@ -338,7 +349,8 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let every = Duration::from_millis(1);
         let connects = connect_steadily(&[served, closed], every, every * 10);
-        assert_eq!(connects, SteadyConnects { sent: 10, failed: 5 });
+        assert_eq!((connects.sent, connects.failed), (10, 5));
+        assert!(connects.p50_us <= connects.p99_us, "{connects:?}");
     }
 
     #[test]

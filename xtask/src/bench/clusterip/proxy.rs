@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -37,6 +37,9 @@ const SETTLE_TIME: Duration = Duration::from_millis(1_500);
 const CLIENT_START_TIME: Duration = Duration::from_millis(200);
 /// Time between two checks of a start.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// Timeout of an end after SIGTERM: the grace period of a pod. And the time between two checks.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+const END_POLL_PERIOD: Duration = Duration::from_millis(5);
 /// Period over which the machine must be idle before a start, and the processor time that is idle enough, in µs.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
 const IDLE_CPU_US: f64 = 50_000.0;
@@ -214,6 +217,25 @@ impl RunningProxy {
         measure_command(&self.node, BenchCgroup::Client, &self.client, args)
     }
 
+    /// Ends the proxy as an upgrade does, and starts it with further variables. Its maps stay in force if its pins are on
+    /// a filesystem that outlives it.
+    pub(super) fn restart(
+        &mut self,
+        context: &ClusterIpBenchContext,
+        variables: &[(&str, &str)],
+    ) -> Result<()> {
+        self.process.end(self.subject)?;
+        let mut command = proxy_command(context, self.subject, &self.node)?;
+        let log = &self.process.log;
+        let out = File::options().append(true).open(log);
+        let out = out.with_context(|| format!("cannot write {}", log.display()))?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        let child = command.envs(variables.iter().copied()).spawn();
+        self.process.child =
+            child.with_context(|| format!("cannot start {}", self.subject.name()))?;
+        Ok(())
+    }
+
     /// Suspends the proxy, so that it takes no time of the others. Its rules or maps stay in force.
     pub(super) fn suspend(&self) -> Result<()> {
         self.process.signal(Signal::SIGSTOP)
@@ -252,6 +274,20 @@ impl ProxyProcess {
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(15)..].join("\n");
         bail!("{} ended with {status}; {} ends with:\n{last}", subject.name(), self.log.display())
+    }
+
+    /// Ends the process by SIGTERM, as the kubelet does.
+    fn end(&mut self, subject: ProxySubject) -> Result<()> {
+        self.check_running(subject)?;
+        self.signal(Signal::SIGTERM)?;
+        let started = Instant::now();
+        while self.child.try_wait()?.is_none() {
+            if started.elapsed() > END_TIMEOUT {
+                bail!("{} has not ended after SIGTERM in {END_TIMEOUT:?}", subject.name());
+            }
+            sh::sleep(END_POLL_PERIOD);
+        }
+        Ok(())
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
@@ -317,6 +353,11 @@ fn measure_command(node: &BenchNode, cgroup: BenchCgroup, client: &Path, args: &
     command
 }
 
+/// Folder of the agent's pins. The agent mounts a bpf filesystem there if there is none, which ends with its own mounts.
+pub(super) fn pins_folder(context: &ClusterIpBenchContext, subject: ProxySubject) -> PathBuf {
+    context.folder.join(format!("clusterip-{}.pins", subject.name()))
+}
+
 /// Command that starts the proxy on the node.
 fn proxy_command(
     context: &ClusterIpBenchContext,
@@ -335,11 +376,10 @@ fn proxy_command(
         return Ok(command);
     }
     let mut command = node.command(BenchNetns::Node, BenchCgroup::Proxy, &context.rouse);
-    let pins = file("pins");
+    let pins = pins_folder(context, subject);
     fs::create_dir_all(&pins).with_context(|| format!("cannot make {}", pins.display()))?;
     command.arg("agent").env("NO_COLOR", "1");
     command.env("ROUSE_NODE", NODE).env("ROUSE_CLUSTERIP", "all").env("KUBECONFIG", &kubeconfig);
-    // The agent mounts a bpf filesystem there, which ends with its own mounts.
     command.env("ROUSE_PINS", &pins);
     command.env("ROUSE_CLIENTS_CGROUP", node.cgroup(BenchCgroup::Clients));
     command.env("ROUSE_PODS_CGROUP", node.cgroup(BenchCgroup::Pods));
