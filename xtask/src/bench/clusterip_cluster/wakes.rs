@@ -28,7 +28,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(5);
 /// Highest ratio of a Deployment's median to that of a Knative Service.
 const MAX_RATIO: f64 = 1.1;
 
-/// What is woken. Each wake has a service of its own, which sleeps from its creation on.
+/// Kind of a service that is woken. Each wake has a service of its own, which sleeps from its creation on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum WokenKind {
     /// A Knative Service, with which the others are compared.
