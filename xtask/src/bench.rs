@@ -4,6 +4,7 @@ mod cluster_burst;
 mod cluster_context;
 mod cluster_wake;
 mod clusterip;
+mod clusterip_cluster;
 mod cold_start_stages;
 mod connect;
 mod control_plane;
@@ -53,7 +54,8 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
-    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip
+    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip,
+    /// clusterip-cluster
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -121,7 +123,7 @@ struct EbpfBenchContext {
     rounds: u32,
 }
 
-const BENCHES: [NamedBench; 15] = [
+const BENCHES: [NamedBench; 16] = [
     ("wake", BenchRunner::Node(wake::run)),
     ("grow", BenchRunner::Node(grow::run)),
     ("connect", BenchRunner::Node(connect::run)),
@@ -137,6 +139,7 @@ const BENCHES: [NamedBench; 15] = [
     ("fanout", BenchRunner::Standalone(fanout::run)),
     ("count", BenchRunner::Kernel(count::run)),
     ("clusterip", BenchRunner::Proxies(clusterip::run)),
+    ("clusterip-cluster", BenchRunner::Cluster(clusterip_cluster::run)),
 ];
 
 /// Runs `cargo xtask bench`: the benches that the arguments name, or all of them.

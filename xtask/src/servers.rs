@@ -15,8 +15,9 @@ use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoW
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
 /// Source files. The Go module fixes the versions of all dependencies.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "App.java",
+    "resolve.c",
     "go/go.mod",
     "go/go.sum",
     "go/main.go",
@@ -41,8 +42,8 @@ const JETTY: [&str; 8] = [
     "jetty9-http2-hpack",
     "servlet-api",
 ];
-/// Flags of both builds, and a number to raise with any other change of the build. Part of the cache directory's name.
-const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
+/// Flags of all builds, and a number to raise with any other change of the build. Part of the cache directory's name.
+const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath, --release 11, -static -O2 2";
 
 /// Runs `cargo xtask servers`: builds them and prints the variable for the tests.
 pub(crate) fn run() -> Result<()> {
@@ -57,7 +58,7 @@ pub(crate) fn build(workspace: &CargoWorkspace) -> Result<PathBuf> {
     let sources = workspace.root.join(SOURCES);
     let folder = toolchain::cache_directory()?.join(format!("servers-{}", digest(&sources)?));
     if !folder.exists() {
-        println!("building servers in Go and Java into {} (once)", folder.display());
+        println!("building servers in Go, Java and C into {} (once)", folder.display());
         build_all(&sources, &folder)?;
     }
     // A stable path for users who run the test program by hand.
@@ -111,6 +112,7 @@ fn build_all(sources: &Path, folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {}", temporary.display()))?;
     let built = build_go(sources, &temporary)
         .and_then(|()| build_java(sources, &temporary.join("java")))
+        .and_then(|()| build_musl_resolver(sources, &temporary.join("resolve-musl")))
         .and_then(|()| {
             fs::rename(&temporary, folder)
                 .with_context(|| format!("cannot make {}", folder.display()))
@@ -127,6 +129,13 @@ fn build_go(sources: &Path, into: &Path) -> Result<()> {
     let into = format!("{}/", into.display());
     let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL];
     sh::run(&mut toolchain.command(&sources.join("go"), &args.map(str::to_owned)))
+}
+
+/// Builds the client of musl's resolver. It is static: the machine's own C library has another resolver.
+fn build_musl_resolver(sources: &Path, program: &Path) -> Result<()> {
+    let mut compiler = Command::new("musl-gcc");
+    compiler.args(["-static", "-O2", "-o"]).arg(program).arg(sources.join("resolve.c"));
+    sh::run(&mut compiler)
 }
 
 /// Returns the paths of the libraries that the server in Java needs, at compilation and when it runs.

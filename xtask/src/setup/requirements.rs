@@ -189,6 +189,12 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
     ),
     required_package(
         &[SetupPurpose::Test],
+        "musl-tools",
+        &["musl-gcc"],
+        "compiles a client of musl's resolver, which images of Alpine have",
+    ),
+    required_package(
+        &[SetupPurpose::Test],
         "postgresql",
         // Of Debian 12 and 13, and of Ubuntu 22.04 and 24.04.
         &[
