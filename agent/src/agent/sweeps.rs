@@ -31,6 +31,7 @@ impl Agent {
             let uids = self.registry.uids();
             uids.iter().for_each(|uid| self.read_pod(uid));
             self.sweep_standby();
+            self.handles.idle.remove_unwatched(now);
             uids.iter().for_each(|uid| self.update_deadline(uid));
             self.handles.usage.report_all(&self.handles.maps);
             self.handles.revision_totals.read_slots(&self.handles.maps);
