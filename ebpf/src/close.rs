@@ -12,7 +12,10 @@ use core::{
 };
 
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_probe_read_kernel};
-use datapath::abi::{self, CloseRequest, SockFieldOffsets};
+use datapath::{
+    abi::{self, CloseRequest, SockFieldOffsets},
+    close_position::{ClientSocketState, judge_position},
+};
 
 use crate::maps::ENDING;
 
@@ -76,29 +79,22 @@ pub fn close_if_unused(ctx: *mut TcpIterContext) -> i32 {
     CONTINUE_WALK
 }
 
-/// Returns `CLOSE_DONE` if the connection stands at the position at which its pod has seen it idle.
-///
-/// The client has then written no byte since, and has read all bytes that came before: no request is under way, however
-/// old the report is. `CLOSE_NOT_REACHED` means that bytes before the position are still under way or unread.
-/// `CLOSE_SKIPPED` means that the client has written more.
+/// Compares the connection with the position that the request names. Returns the result for the request.
 #[inline(always)]
 fn compare_position(socket: *mut c_void, request: &CloseRequest) -> Result<u64, c_long> {
     let fields = socket_fields();
+    // The state comes first, as below.
     if read_field::<u8>(socket, fields.state)? != TCP_ESTABLISHED {
         return Ok(abi::CLOSE_SKIPPED);
     }
-    let written = read_field::<u32>(socket, fields.write_seq)?;
-    let expected = read_field::<u32>(socket, fields.rcv_nxt)?;
-    let is_past = written != request.bytes_acked as u32
-        || expected.wrapping_sub(request.bytes_received as u32) as i32 > 0;
-    if is_past {
-        return Ok(abi::CLOSE_SKIPPED);
-    }
-    let is_reached = expected == request.bytes_received as u32
-        && read_field::<u32>(socket, fields.snd_una)? == written
-        && read_field::<u32>(socket, fields.copied_seq)? == expected
-        && read_field::<u32>(socket, fields.backlog)? == 0;
-    Ok(if is_reached { abi::CLOSE_DONE } else { abi::CLOSE_NOT_REACHED })
+    let state = ClientSocketState {
+        written: read_field(socket, fields.write_seq)?,
+        acknowledged: read_field(socket, fields.snd_una)?,
+        expected: read_field(socket, fields.rcv_nxt)?,
+        read: read_field(socket, fields.copied_seq)?,
+        backlog: read_field(socket, fields.backlog)?,
+    };
+    Ok(judge_position(&state, request.bytes_acked as u32, request.bytes_received as u32))
 }
 
 /// Returns true if the connection is idle, unchanged since it was listed, and the client has its response.

@@ -22,7 +22,7 @@ const POSITIONS_MAX: usize = 8_192;
 pub(crate) const UPDATE_POSITIONS_MAX: usize = 500;
 
 /// Connection of a pod: the client's address, and the pod's port.
-pub(crate) type PodConnection = (SocketAddr, u16);
+pub(crate) type ClientPodPort = (SocketAddr, u16);
 
 /// Positions of the connections of all watched pods of this node, by the pods' netns cookies.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ struct WatchedPod {
     /// Number of the newest event. Numbers begin at 1.
     newest: u64,
     /// Newest position of each connection, and the number of its event.
-    positions: BTreeMap<PodConnection, (u64, IdlePosition)>,
+    positions: BTreeMap<ClientPodPort, (u64, IdlePosition)>,
 }
 
 /// Positions that came after a given event.
@@ -45,7 +45,7 @@ pub(crate) struct IdleUpdates {
     /// Number of the event up to which these are all.
     pub(crate) newest: u64,
     /// Positions, the oldest first.
-    pub(crate) positions: Vec<(PodConnection, IdlePosition)>,
+    pub(crate) positions: Vec<(ClientPodPort, IdlePosition)>,
 }
 
 impl IdlePositions {
@@ -107,7 +107,7 @@ impl IdlePositions {
 }
 
 /// Returns the connection of an event; `None` if a port is none.
-fn connection_of(event: &IdleEvent) -> Option<PodConnection> {
+fn connection_of(event: &IdleEvent) -> Option<ClientPodPort> {
     let mut octets = [0; 16];
     for (bytes, word) in octets.chunks_exact_mut(4).zip(event.client) {
         bytes.copy_from_slice(&word.to_ne_bytes());
@@ -140,7 +140,7 @@ mod tests {
         SocketAddr::from(([10, 0, 0, 9], port))
     }
 
-    fn position(port: u16, client_seq: u32) -> (PodConnection, IdlePosition) {
+    fn position(port: u16, client_seq: u32) -> (ClientPodPort, IdlePosition) {
         ((client(port), 80), IdlePosition { client_seq, pod_seq: 1 })
     }
 

@@ -21,7 +21,7 @@ use tracing::warn;
 use super::PodServerState;
 use crate::{
     kernel::locked_close::IdlePosition,
-    pods::idle_positions::{IdleUpdates, PodConnection},
+    pods::idle_positions::{IdleUpdates, ClientPodPort},
 };
 
 /// Path of the query on the pod server.
@@ -64,7 +64,7 @@ pub(crate) fn parse_response(response: &str) -> Option<IdleUpdates> {
     Some(IdleUpdates { newest, positions: positions? })
 }
 
-fn parse_position(line: &str) -> Option<(PodConnection, IdlePosition)> {
+fn parse_position(line: &str) -> Option<(ClientPodPort, IdlePosition)> {
     let mut words = line.strip_prefix("idle ")?.split(' ');
     let connection = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let position = IdlePosition {
