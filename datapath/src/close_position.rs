@@ -65,7 +65,7 @@ mod tests {
         read: u32,
         /// Requests and bytes of the pod at the newest event.
         reported: Option<(u32, u32)>,
-        /// The same of an attempt, which may have taken an older event.
+        /// Position of the newest attempt, which may have taken an older event.
         attempted: Option<(u32, u32)>,
     }
 

@@ -6,7 +6,7 @@
 //! the connection, and the report needs no list before it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     future::pending,
     net::SocketAddr,
     pin::pin,
@@ -17,7 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{task::JoinHandle, time::sleep_until};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, sleep_until},
+};
 use tracing::debug;
 
 use super::{
@@ -29,6 +32,10 @@ use crate::{
     pods::{idle_positions::IdleUpdates, pod_server::idle},
 };
 
+/// Time for which a query waits. Connections that a scan has found meanwhile are named in the next one.
+const QUERY_WAIT: Duration = Duration::from_millis(250);
+/// Pause between two queries, in which further events gather. It also bounds what a pod can cost that responds at once.
+const QUERY_PAUSE: Duration = Duration::from_millis(1);
 /// Time from the begin of a watch that has ended to the begin of the next one. Agents of earlier versions do not know
 /// the query, and connections are scanned often meanwhile.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
@@ -123,7 +130,7 @@ struct WatchRound {
 impl WatchRound {
     /// Runs until no connection to the pod is known, or its agent does not respond.
     async fn run(self) {
-        let mut closes = IdleCloses::default();
+        let (mut closes, mut named) = (IdleCloses::default(), BTreeSet::new());
         // The first response comes at once, and shows that the pod's agent knows the query.
         let (mut after, mut wait) = (0, Duration::ZERO);
         loop {
@@ -133,12 +140,19 @@ impl WatchRound {
             }
             // The others follow once some of these have closed. Until then scans find them.
             clients.truncate(idle::QUERY_ADDRESSES_MAX);
+            // The last event may be newer than that of a client that was not named. A position that is repeated costs an
+            // attempt.
+            if clients.iter().any(|client| !named.contains(client)) {
+                named = clients.iter().copied().collect();
+                after = 0;
+            }
             let query = query_idle(self.pod, after, wait, &clients);
             match self.close_until(&mut closes, query).await {
                 Ok(updates) => {
                     self.is_established.store(true, Relaxed);
-                    (after, wait) = (updates.newest, idle::WAIT_MAX);
+                    (after, wait) = (updates.newest, QUERY_WAIT);
                     self.plan_closes(&mut closes, updates);
+                    self.close_until(&mut closes, sleep(QUERY_PAUSE)).await;
                 }
                 Err(error) => {
                     debug!(pod = %self.pod, %error, "a pod is not watched");
