@@ -11,7 +11,7 @@
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
 //! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
-//! | `idle_positions`, [`idle_connections`] | pure: positions at which connections have become idle; their way to clients' nodes |
+//! | `idle_positions`, [`idle_connections`] | pure: positions of idle connections; their way to clients' nodes |
 //! | `processes` | processes of a cgroup, their network namespaces, and sessions among them |
 //! | `standby_facts` | facts about a pod with a standby order that the kernel's maps do not have |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |

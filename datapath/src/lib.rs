@@ -13,8 +13,8 @@
 //! | [`close_position`] | eBPF programs, unit tests | comparison of a client's socket with a reported position |
 //! | [`words`] | eBPF programs, unit tests | unaligned words, and numbers of which the verifier knows nothing |
 //!
-//! Layers, lowest first: `words`, `load_balancing` and `opaque_estimate`; `h1`; `h2` and `abi`; `close_position`. A module imports from
-//! its own layer and from lower ones.
+//! Layers, lowest first: `words`, `load_balancing` and `opaque_estimate`; `h1`; `h2` and `abi`; `close_position`. A
+//! module imports from its own layer and from lower ones.
 #![cfg_attr(not(any(feature = "user", test)), no_std)]
 #![warn(missing_docs)]
 

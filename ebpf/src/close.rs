@@ -1,8 +1,9 @@
 //! Closes idle stale connections of clients, each while the connection's lock is held.
 //!
 //! So no write can come between the check and the close. A connection is idle by its activity since it was listed, or
-//! because it stands at the sequence numbers at which its pod has seen it idle. The program walks over the sockets of one network namespace
-//! (`iter/tcp`), and the kernel locks each socket for it (6.5, with `bpf_sock_destroy`). Older kernels never load it.
+//! because it stands at the sequence numbers at which its pod has seen it idle. The program walks over the sockets of one
+//! network namespace (`iter/tcp`), and the kernel locks each socket for it (6.5, with `bpf_sock_destroy`). Older kernels
+//! never load it.
 
 use core::{
     ffi::{c_long, c_void},

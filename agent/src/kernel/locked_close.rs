@@ -158,7 +158,7 @@ pub struct CloseCounts {
     pub spared: u64,
 }
 
-/// Position of a connection at which its pod has seen it idle: no request is under way on a connection that stands there.
+/// Position of a connection at which its pod has seen it idle. While it stands there, no request is under way on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePosition {
     /// Sequence number of the client's next byte.

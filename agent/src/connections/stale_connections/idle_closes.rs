@@ -13,8 +13,7 @@ use crate::kernel::locked_close::{IdlePosition, PositionOutcome};
 
 /// Pause before the second attempt. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
-/// Most attempts of one close, over a quarter of a second. A client that has not read its response by then is found by a
-/// scan.
+/// Most attempts of one close, over a quarter of a second. A scan finds a client that has not read its response by then.
 const ATTEMPTS_MAX: u32 = 9;
 /// Bound on the cost of all attempts: one part in this number of a processor's time.
 const CPU_BUDGET_DIVISOR: u32 = 4;

@@ -140,8 +140,7 @@ impl WatchRound {
             }
             // The others follow once some of these have closed. Until then scans find them.
             clients.truncate(idle::QUERY_ADDRESSES_MAX);
-            // The last event may be newer than that of a client that was not named. A position that is repeated costs an
-            // attempt.
+            // The last event may be newer than that of a client that was not named. A repeated position costs an attempt.
             if clients.iter().any(|client| !named.contains(client)) {
                 named = clients.iter().copied().collect();
                 after = 0;

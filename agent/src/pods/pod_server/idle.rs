@@ -21,7 +21,7 @@ use tracing::warn;
 use super::PodServerState;
 use crate::{
     kernel::locked_close::IdlePosition,
-    pods::idle_positions::{IdleUpdates, ClientPodPort},
+    pods::idle_positions::{ClientPodPort, IdleUpdates},
 };
 
 /// Path of the query on the pod server.
