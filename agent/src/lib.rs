@@ -76,6 +76,7 @@ use crate::{
     pods::{
         finder::{self, PodServerDeps},
         finder_queue::FinderQueue,
+        idle_connections::IdleConnections,
         pod_server::prestop::PreStopHooks,
         probe_marks::ProbeMarks,
         types::PodTrackerEvent,
@@ -349,8 +350,8 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
-    let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
-    let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
+    let pod_servers = PodServerDeps::open(&prestop_hooks, &maps)?;
+    let finder_commands = start_pod_finder(&config, &paths, pod_servers.clone(), finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let handles = AgentHandles {
         revision_totals: RevisionTotalsStore::resume(&maps, exported_totals),
@@ -368,6 +369,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         health,
         facts_queries,
         prestop_hooks,
+        idle: pod_servers.idle,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
