@@ -2,8 +2,8 @@
 //!
 //! Each proxy has one core for itself; clients, pods and the bench share another one. On a machine of two cores, the
 //! clients therefore limit the rate of the faster proxies. So a rate counts in requests for each second in which the
-//! proxy's core was busy, with all packet processing there. The rate as the client sees it is a figure of its own, and
-//! so is the share of time in which each core was busy.
+//! proxy's core was busy, with all packet processing there. The rate as the client sees it is a figure of its own.
+//! So is the share of time in which each core was busy.
 //!
 //! All processes and sockets are in a network namespace of the bench, which ends with it. This program plays the
 //! controller and the autoscaler of each activator. It prints progress on standard error, and one JSON line.
