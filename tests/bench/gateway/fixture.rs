@@ -28,6 +28,8 @@ const BULK_BYTES: usize = 1 << 20;
 const ADMIN_PORT: u16 = 7103;
 /// Requests that may wait for a pod: more than any case sends.
 const MAX_WAITING: &str = "20000";
+/// Client connections of an activator. Its default follows from the limit of open files, and may be below a crowd.
+const MAX_CONNECTIONS: &str = "12000";
 
 /// Programs that the bench starts, beside nginx and HAProxy from the `PATH`.
 #[derive(Clone, Debug)]
@@ -182,16 +184,9 @@ impl GatewayFixture {
             GatewaySubject::Envoy => {
                 write(proxy_configs::envoy(address, &files))?;
                 let program = self.programs.envoy.display().to_string();
-                words(&[
-                    &program,
-                    "-c",
-                    &config_path,
-                    "--concurrency",
-                    "1",
-                    "--disable-hot-restart",
-                    "--log-level",
-                    "error",
-                ])
+                let args = ["-c", &config_path, "--concurrency", "1", "--disable-hot-restart"];
+                let quiet = ["--log-level", "error"];
+                words(&[&[program.as_str()][..], &args, &quiet].concat())
             }
             GatewaySubject::Go => {
                 let program = self.programs.go_proxy.display().to_string();
@@ -280,6 +275,7 @@ fn activator_command(
         ("--tls-key", files.key.display().to_string()),
         ("--admin", at(ADMIN_PORT)),
         ("--max-waiting", MAX_WAITING.to_owned()),
+        ("--max-connections", MAX_CONNECTIONS.to_owned()),
     ];
     command.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
     Ok(command)

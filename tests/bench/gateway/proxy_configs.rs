@@ -89,7 +89,7 @@ fn nginx_config(files: &ProxyFiles<'_>, servers: &str) -> String {
     )
 }
 
-/// Configuration of HAProxy that listens on `address`.
+/// Configuration of HAProxy that listens on `address`. It starts where fewer files may be open than it would like.
 pub(crate) fn haproxy(address: Ipv4Addr, files: &ProxyFiles<'_>) -> String {
     let [h1, h2c, tls, grpc] =
         [GatewayPort::H1, GatewayPort::H2c, GatewayPort::Tls, GatewayPort::Grpc]
@@ -98,6 +98,7 @@ pub(crate) fn haproxy(address: Ipv4Addr, files: &ProxyFiles<'_>) -> String {
     format!(
         "global
     nbthread 1
+    no strict-limits
     maxconn 40000
 defaults
     mode http

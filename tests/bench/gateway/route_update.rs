@@ -128,7 +128,7 @@ fn change_service(
 async fn wait_for_moment(mut moment: watch::Receiver<Option<Instant>>) -> Result<Instant> {
     let set = within(CHANGE_TIMEOUT, moment.wait_for(Option::is_some)).await;
     let set = set.context("the activator opens no new stream")?.context("the controller ended")?;
-    set.context("a moment was set")
+    (*set).context("a moment was set")
 }
 
 /// Client on a thread of its own, which sends requests to the changed host until the new Revision answers.
