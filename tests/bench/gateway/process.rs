@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 /// Timeout of the start of a process, and of the removal of its cgroups.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Number of characters of a process's log that an error shows.
+/// Length of the end of a process's log that an error shows.
 const SHOWN_LOG_BYTES: usize = 2_000;
 
 /// A running process, killed on drop with all that it has started.
@@ -25,7 +25,8 @@ pub(crate) struct BenchProcess {
     cgroups: ProcessCgroups,
 }
 
-/// Cgroups of one process: one in the unified hierarchy, and one in that of memory where cgroup v1 has it.
+/// Cgroups of one process: one in the unified hierarchy, and one in that of memory where cgroup v1 has it. Dropping
+/// them removes them, once the process has ended.
 #[derive(Debug)]
 struct ProcessCgroups {
     unified: PathBuf,
@@ -57,13 +58,8 @@ impl BenchProcess {
             std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
         sh.args(command).env_clear().env("PATH", path).env("RUST_LOG", "warn");
         sh.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(output).stderr(errors);
-        match sh.spawn() {
-            Ok(child) => Ok(Self { child, name: name.to_owned(), log, cgroups }),
-            Err(error) => {
-                cgroups.remove();
-                Err(error).context("cannot start sh")
-            }
-        }
+        let child = sh.spawn().context("cannot start sh")?;
+        Ok(Self { child, name: name.to_owned(), log, cgroups })
     }
 
     /// Waits until the process accepts connections at all of these addresses.
@@ -107,7 +103,6 @@ impl Drop for BenchProcess {
         let _older_kernel = fs::write(self.cgroups.unified.join("cgroup.kill"), "1");
         let _ended_already = self.child.kill();
         let _waited_already = self.child.wait();
-        self.cgroups.remove();
     }
 }
 
@@ -121,11 +116,8 @@ impl ProcessCgroups {
         let memory_v1 = find_mount(&mounts, "cgroup", "memory").map(|it| it.join(&directory));
         // From here on a failure removes what exists already.
         let cgroups = Self { unified: unified.join(directory), memory_v1 };
-        let created = cgroups.create_directories();
-        if created.is_err() {
-            cgroups.remove();
-        }
-        created.map(|()| cgroups)
+        cgroups.create_directories()?;
+        Ok(cgroups)
     }
 
     fn create_directories(&self) -> Result<()> {
@@ -156,8 +148,10 @@ impl ProcessCgroups {
         ensure!(file.exists(), "the memory controller is off for {}", self.unified.display());
         read_number(&file)
     }
+}
 
-    fn remove(&self) {
+impl Drop for ProcessCgroups {
+    fn drop(&mut self) {
         for path in [Some(&self.unified), self.memory_v1.as_ref()].into_iter().flatten() {
             let until = Instant::now() + WAIT_TIMEOUT;
             // The last process leaves its cgroup a little after it has been waited for.

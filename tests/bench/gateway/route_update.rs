@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use common::{
     fixtures,
     wire::{ConnectionPath, NamespacedName, RevisionEntry, RouteChange, RouteTarget, ServiceEntry},
@@ -69,16 +69,18 @@ pub(crate) fn measure_route_update(
     let prober = RouteProber::start(proxy.h1_address(), host);
     let quiet = normal.run()?;
     let runtime = &fixture.runtime;
-    let (beside, sent) = thread::scope(|scope| -> Result<_> {
+    let (beside, end, sent) = thread::scope(|scope| -> Result<_> {
         let change = scope.spawn(|| {
             pause(RUN_TIME / 2);
             change_service(runtime, &proxy, changed)
         });
-        let beside = normal.run();
+        let (beside, end) = (normal.run(), Instant::now());
         let sent = change.join().map_err(|_panic| anyhow::anyhow!("the change panicked"))?;
-        Ok((beside?, sent?))
+        Ok((beside?, end, sent?))
     })?;
     let seen = prober.join()?;
+    // Otherwise the normal requests would show nothing of the change.
+    ensure!(seen < end, "the change came after the last of the normal requests");
     let visible = seen.checked_duration_since(sent).context("the change was seen too early")?;
     Ok(vec![
         ("visible_ms", visible.as_secs_f64() * 1e3),
@@ -105,11 +107,12 @@ fn add_services(
     let second = RevisionEntry { name: second_name, ..first.clone() };
     let target = RouteTarget { revision: second.name.clone(), percent: 100 };
     let changed = ServiceEntry { targets: vec![target], ..service.clone() };
-    for ((uid, revision), pod) in [("first", &first), ("second", &second)].into_iter().zip(pods) {
-        controller.set([ready_pod(uid, &revision.name, pod.address)]);
-    }
+    let pods = [&first, &second].into_iter().zip(["first", "second"]).zip(pods);
+    let pods: Vec<RouteChange> =
+        pods.map(|((revision, uid), pod)| ready_pod(uid, &revision.name, pod.address)).collect();
     controller.set([RouteChange::Revision(first), RouteChange::Revision(second)]);
     controller.set([RouteChange::Service(service)]);
+    controller.set(pods);
     fixture.runtime.block_on(controller.wait_in_force())?;
     Ok(changed)
 }
