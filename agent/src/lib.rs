@@ -76,7 +76,6 @@ use crate::{
     pods::{
         finder::{self, PodServerDeps},
         finder_queue::FinderQueue,
-        idle_connections::IdleConnections,
         pod_server::prestop::PreStopHooks,
         probe_marks::ProbeMarks,
         types::PodTrackerEvent,
@@ -345,13 +344,14 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
     let in_force = kernel.in_force();
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
-    let cluster =
-        ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown).await?;
+    let cluster = ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown);
+    let cluster = cluster.await?;
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps::open(&prestop_hooks, &maps)?;
-    let finder_commands = start_pod_finder(&config, &paths, pod_servers.clone(), finder_events_tx)?;
+    let idle = pod_servers.idle.clone();
+    let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let handles = AgentHandles {
         revision_totals: RevisionTotalsStore::resume(&maps, exported_totals),
@@ -369,15 +369,16 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         health,
         facts_queries,
         prestop_hooks,
-        idle: pod_servers.idle,
+        idle,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
     let agent = Agent::new(config.node, cluster.start, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
+    let loop_end = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown);
     let ended = tokio::select! {
-        ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
+        ended = loop_end => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     end_tasks(&tasks, &shutdown, &paths.pods).await;

@@ -56,9 +56,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
-    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip,
-    /// clusterip-cluster
-    /// gateway
+    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip, clusterip-cluster, gateway
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
