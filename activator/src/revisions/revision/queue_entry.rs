@@ -102,8 +102,7 @@ impl QueueEntry {
                 .map_err(|_full| ProxyRequestError::QueueFull)?;
             let waiting = active.wait_queue.waiting_count();
             let has_ready_pod = active.ready_since.is_some();
-            let cause =
-                if has_ready_pod { WaitCause::NoCapacity } else { WaitCause::NoReadyPod };
+            let cause = if has_ready_pod { WaitCause::NoCapacity } else { WaitCause::NoReadyPod };
             self.wait_cause = self.wait_cause.or(Some(cause));
             // After a failed dial the request still waits, and is counted from its first wait. After a resend it counts
             // as a new wait.
