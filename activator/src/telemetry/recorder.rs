@@ -118,7 +118,7 @@ impl TelemetryRecorder {
             return;
         }
         let is_changed = self.settings.send_if_modified(|now| {
-            let is_changed = now != next;
+            let is_changed = *now != *next;
             now.clone_from(next);
             is_changed
         });

@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU16, time::Duration};
 
-use http::{Uri, uri::Scheme};
+use http::Uri;
 
 /// Traces and request metrics of activators. Default: neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl fmt::Display for OtlpCollector {
 fn parse_http_url(protocol: OtlpProtocol, text: &str) -> Result<OtlpCollector, EndpointFault> {
     let url: Uri = text.parse().map_err(|_invalid| EndpointFault::NotUrl)?;
     let authority = url.authority().ok_or(EndpointFault::NotUrl)?;
-    let is_plain = url.scheme() == Some(&Scheme::HTTP)
+    let is_plain = url.scheme_str() == Some("http")
         && url.query().is_none()
         && !authority.as_str().contains('@')
         && !authority.host().is_empty();
