@@ -21,9 +21,9 @@ pub const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Message for a collector.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OtlpMessage {
-    /// Spans.
+    /// Spans of finished requests.
     Traces(ExportTraceServiceRequest),
-    /// Metrics.
+    /// Request metrics at one moment.
     Metrics(ExportMetricsServiceRequest),
 }
 

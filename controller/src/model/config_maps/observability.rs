@@ -20,7 +20,7 @@ use crate::model::go_values::GoDuration;
 
 /// Protocol, endpoint and interval of the metrics of components.
 const METRICS_KEYS: [&str; 3] = ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"];
-/// The same of the metrics of Knative's sidecar.
+/// Protocol, endpoint and interval of the metrics of Knative's sidecar.
 const SIDECAR_METRICS_KEYS: [&str; 3] =
     ["request-metrics-protocol", "request-metrics-endpoint", "request-metrics-export-interval"];
 /// Shortest time between two exports, so that a typing error does not flood the collector.
