@@ -191,8 +191,21 @@ impl TelemetryRecorder {
         }
     }
 
-    /// Waits until the spans so far are sent or lost, at most for `bound`.
+    /// Sends the spans and the request metrics so far, and waits until they are sent or lost, at most for `bound`.
     pub async fn flush(&self, bound: Duration) {
+        tokio::join!(self.flush_spans(bound), self.flush_metrics(bound));
+    }
+
+    /// Sends the request metrics once more: an activator that stops is not there at the end of the interval.
+    async fn flush_metrics(&self, bound: Duration) {
+        let metrics = self.settings.borrow().metrics.clone();
+        let Some(collector) = metrics.and_then(|it| it.collector) else { return };
+        let mut exporter = SignalExporter::new("metrics", self.metric_messages.clone());
+        let send = exporter.send(collector, self.metrics_message(), 1);
+        let _in_time = tokio::time::timeout(bound, send).await;
+    }
+
+    async fn flush_spans(&self, bound: Duration) {
         if self.queued.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
             return;
         }

@@ -34,7 +34,7 @@ use tokio::{
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, GET, OK, read_head, read_rest, start_pod, unused_port,
+    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, read_head, read_rest, start_pod, unused_port,
     wait_until,
 };
 
@@ -57,6 +57,20 @@ impl FakeCollector {
 
     fn spans(&self) -> Vec<Span> {
         self.spans.lock().unwrap().clone()
+    }
+
+    /// Counts of the requests in the latest message, one for each row.
+    fn request_counts(&self) -> Vec<u64> {
+        let all = self.metrics.lock().unwrap();
+        let Some(last) = all.last() else { return Vec::new() };
+        let scopes = last.resource_metrics.iter().flat_map(|it| &it.scope_metrics);
+        let named = scopes.flat_map(|it| &it.metrics);
+        let named = named.filter(|it| it.name == "http.server.request.duration");
+        let points = named.flat_map(|it| match &it.data {
+            Some(Data::Histogram(it)) => it.data_points.as_slice(),
+            _ => &[],
+        });
+        points.map(|it| it.count).collect()
     }
 
     /// Waits for this number of spans.
@@ -327,20 +341,28 @@ async fn request_metrics_are_on_the_page_and_at_the_collector() {
         for _ in 0..3 {
             fixture.exchange(GET).await;
         }
-        let counts = || -> Vec<u64> {
-            let all = collector.metrics.lock().unwrap();
-            let Some(last) = all.last() else { return Vec::new() };
-            let scopes = last.resource_metrics.iter().flat_map(|it| &it.scope_metrics);
-            let named = scopes.flat_map(|it| &it.metrics);
-            let named = named.filter(|it| it.name == "http.server.request.duration");
-            let points = named.flat_map(|it| match &it.data {
-                Some(Data::Histogram(it)) => it.data_points.as_slice(),
-                _ => &[],
-            });
-            points.map(|it| it.count).collect()
-        };
-        wait_until(|| counts() == [3]).await;
+        wait_until(|| collector.request_counts() == [3]).await;
         let series = format!("http_server_request_duration_seconds_count{LABELS}");
         assert_eq!(fixture.metric(&series), 3.0);
     }
+}
+
+#[tokio::test]
+async fn an_activator_that_stops_sends_what_it_has() {
+    let (mut fixture, _pod) = start_with_pod().await;
+    let (collector, settings) = start_collector(OtlpProtocol::Grpc).await;
+    let traces =
+        TraceSettings { collector: settings.clone(), sampling: SamplingRate::from_fraction(1.0) };
+    // Longer than the test.
+    let interval = Duration::from_secs(3600);
+    let metrics = RequestMetricsSettings { collector: Some(settings), interval };
+    fixture.apply_change(|table| {
+        table.settings.telemetry =
+            TelemetrySettings { traces: Some(traces), metrics: Some(metrics) };
+    });
+    fixture.exchange(GET).await;
+    let recorder = &fixture.activator.forwarder.telemetry;
+    wait_until(|| recorder.request_rows().rows().count() == 1).await;
+    recorder.flush(LONG).await;
+    assert_eq!((collector.spans().len(), collector.request_counts()), (2, vec![1]));
 }
