@@ -17,7 +17,7 @@ use crate::{
     revisions::{revision::WaitCause, route_settings::RevisionOwnerNames},
     telemetry::{
         recorder::TelemetryRecorder,
-        request_rows::RowLabels,
+        request_rows::{RequestFigures, RowLabels},
         span::{child_span, end_span, fail_span, number_attribute, server_span, text_attribute},
         trace_context::{ParentSpan, SpanContext, TRACEPARENT, TRACESTATE, traceparent},
     },
@@ -77,6 +77,10 @@ impl RequestObservers {
     pub fn add_body_bytes(&mut self, bytes: usize) {
         if let Some(log) = &mut self.log {
             log.add_body_bytes(bytes);
+        }
+        if let Some(telemetry) = &mut self.telemetry {
+            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            telemetry.response_bytes = telemetry.response_bytes.saturating_add(bytes);
         }
     }
 
@@ -170,6 +174,8 @@ pub struct RequestObservation {
     outside_host: Option<String>,
     revision: Option<ObservedRevision>,
     status: u16,
+    /// Bytes of the response's body that were passed on.
+    response_bytes: u64,
     records_metrics: bool,
     /// True for a request that is not to be recorded.
     is_discarded: bool,
@@ -220,6 +226,7 @@ impl RequestObservation {
                 .flatten(),
             revision: None,
             status: CLIENT_CLOSED_REQUEST,
+            response_bytes: 0,
             records_metrics,
             is_discarded: false,
             trace: None,
@@ -376,8 +383,11 @@ impl Drop for RequestObservation {
             return;
         }
         if self.records_metrics {
-            let duration_s = self.started_at.elapsed().as_secs_f64();
-            self.recorder.observe_request(self.row_labels(), duration_s);
+            let figures = RequestFigures {
+                duration_s: self.started_at.elapsed().as_secs_f64(),
+                response_bytes: self.response_bytes,
+            };
+            self.recorder.observe_request(self.row_labels(), figures);
         }
         if let Some(trace) = self.trace.take() {
             self.recorder.enqueue_spans(trace.into_spans(self.status, self.revision.as_ref()));

@@ -10,7 +10,9 @@ use opentelemetry_proto::tonic::{
 };
 
 use crate::telemetry::{
-    request_rows::{DURATION_BOUNDS_S, DURATION_HELP, OTHER, RequestRow, RequestRows, RowLabels},
+    request_rows::{
+        DURATION_HELP, Distribution, OTHER, RequestRow, RequestRows, RowLabels, SIZE_HELP,
+    },
     span::{number_attribute, scope, text_attribute},
 };
 
@@ -54,29 +56,14 @@ pub fn resource_metrics(
     resource: Resource,
     rows: &RequestRows,
     gauges: &[RevisionGauges],
-    (start_ns, now_ns): (u64, u64),
+    times @ (_, now_ns): (u64, u64),
 ) -> ResourceMetrics {
-    let point = |(labels, row): (Option<&RowLabels>, &RequestRow)| HistogramDataPoint {
-        attributes: otlp_attributes(labels),
-        start_time_unix_nano: start_ns,
-        time_unix_nano: now_ns,
-        count: row.count,
-        sum: Some(row.sum_s),
-        bucket_counts: row.buckets.to_vec(),
-        explicit_bounds: DURATION_BOUNDS_S.to_vec(),
-        ..HistogramDataPoint::default()
-    };
-    let durations = Histogram {
-        data_points: rows.rows().map(point).collect(),
-        aggregation_temporality: AggregationTemporality::Cumulative.into(),
-    };
-    let mut metrics = vec![Metric {
-        name: "http.server.request.duration".to_owned(),
-        description: DURATION_HELP.to_owned(),
-        unit: "s".to_owned(),
-        data: Some(Data::Histogram(durations)),
-        ..Metric::default()
-    }];
+    let durations = ["http.server.request.duration", DURATION_HELP, "s"];
+    let sizes = ["http.server.response.body.size", SIZE_HELP, "By"];
+    let mut metrics = vec![
+        histogram_metric(durations, rows, |it| &it.durations, times),
+        histogram_metric(sizes, rows, |it| &it.response_sizes, times),
+    ];
     type Value = fn(&RevisionGauges) -> i64;
     let all: [(&str, Value); 3] = [
         ("kn.revision.request.queued", |it| it.queued),
@@ -91,6 +78,38 @@ pub fn resource_metrics(
         resource: Some(resource),
         scope_metrics: vec![scope_metrics],
         ..ResourceMetrics::default()
+    }
+}
+
+fn histogram_metric(
+    [name, description, unit]: [&str; 3],
+    rows: &RequestRows,
+    field: fn(&RequestRow) -> &Distribution,
+    (start_ns, now_ns): (u64, u64),
+) -> Metric {
+    let point = |(labels, row): (Option<&RowLabels>, &RequestRow)| {
+        let values = field(row);
+        HistogramDataPoint {
+            attributes: otlp_attributes(labels),
+            start_time_unix_nano: start_ns,
+            time_unix_nano: now_ns,
+            count: values.count,
+            sum: Some(values.sum),
+            bucket_counts: values.buckets.to_vec(),
+            explicit_bounds: values.bounds.to_vec(),
+            ..HistogramDataPoint::default()
+        }
+    };
+    let histogram = Histogram {
+        data_points: rows.rows().map(point).collect(),
+        aggregation_temporality: AggregationTemporality::Cumulative.into(),
+    };
+    Metric {
+        name: name.to_owned(),
+        description: description.to_owned(),
+        unit: unit.to_owned(),
+        data: Some(Data::Histogram(histogram)),
+        ..Metric::default()
     }
 }
 

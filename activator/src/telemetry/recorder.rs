@@ -34,7 +34,7 @@ use crate::{
     telemetry::{
         collector_client::{CollectorClient, ExportError, OtlpMessage},
         otlp_metrics::{RevisionGauges, resource_metrics},
-        request_rows::{RequestRows, RowLabels},
+        request_rows::{RequestFigures, RequestRows, RowLabels},
         span::{resource, resource_spans},
     },
 };
@@ -174,8 +174,8 @@ impl TelemetryRecorder {
     }
 
     /// Counts one finished request.
-    pub fn observe_request(&self, labels: RowLabels, duration_s: f64) {
-        self.lock_rows().observe(now_ns() / NANOS_PER_SECOND, labels, duration_s);
+    pub fn observe_request(&self, labels: RowLabels, figures: RequestFigures) {
+        self.lock_rows().observe(now_ns() / NANOS_PER_SECOND, labels, figures);
     }
 
     /// Rows of the request metrics as they are now.

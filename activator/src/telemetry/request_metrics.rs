@@ -10,7 +10,9 @@ use prometheus_client::{
 
 use crate::telemetry::{
     recorder::TelemetryRecorder,
-    request_rows::{DURATION_BOUNDS_S, DURATION_HELP, OTHER, RowLabels},
+    request_rows::{
+        DURATION_HELP, Distribution, OTHER, RequestRow, RequestRows, RowLabels, SIZE_HELP,
+    },
 };
 
 /// Histogram of the requests by host and Revision, for `/metrics`. Names are those of Knative's activator, in the
@@ -24,18 +26,28 @@ impl Collector for RequestMetricsCollector {
         if rows.rows().next().is_none() {
             return Ok(());
         }
-        let name = "http_server_request_duration_seconds";
-        let mut family =
-            encoder.encode_descriptor(name, DURATION_HELP, None, MetricType::Histogram)?;
-        for (labels, row) in rows.rows() {
-            let labels = prometheus_labels(labels);
-            let bounds = DURATION_BOUNDS_S.into_iter().chain([f64::MAX]);
-            let buckets: Vec<(f64, u64)> = bounds.zip(row.buckets).collect();
-            let mut each = family.encode_family(&labels)?;
-            each.encode_histogram::<NoLabelSet>(row.sum_s, row.count, &buckets, None)?;
-        }
-        Ok(())
+        let durations = "http_server_request_duration_seconds";
+        encode_histogram(&mut encoder, (durations, DURATION_HELP), &rows, |it| &it.durations)?;
+        let sizes = "http_server_response_body_size_bytes";
+        encode_histogram(&mut encoder, (sizes, SIZE_HELP), &rows, |it| &it.response_sizes)
     }
+}
+
+fn encode_histogram(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    rows: &RequestRows,
+    field: fn(&RequestRow) -> &Distribution,
+) -> Result<(), fmt::Error> {
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    for (labels, row) in rows.rows() {
+        let (labels, values) = (prometheus_labels(labels), field(row));
+        let bounds = values.bounds.iter().copied().chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(values.buckets.iter().copied()).collect();
+        let mut each = family.encode_family(&labels)?;
+        each.encode_histogram::<NoLabelSet>(values.sum, values.count, &buckets, None)?;
+    }
+    Ok(())
 }
 
 fn prometheus_labels(labels: Option<&RowLabels>) -> Vec<(String, String)> {

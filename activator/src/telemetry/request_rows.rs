@@ -12,6 +12,11 @@ use smol_str::SmolStr;
 /// conventions.
 pub const DURATION_BOUNDS_S: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+/// Bounds of the buckets of sizes in bytes: OpenTelemetry's default ones, which Knative has here.
+pub const SIZE_BOUNDS: [f64; 15] = [
+    0.0, 5.0, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 750.0, 1000.0, 2500.0, 5000.0, 7500.0,
+    10_000.0,
+];
 /// Maximum number of rows besides `other`.
 pub const MAX_ROWS: usize = 2000;
 /// Value of each label of the row `other`.
@@ -19,6 +24,8 @@ pub const OTHER: &str = "other";
 /// Description of the durations.
 pub const DURATION_HELP: &str =
     "Duration of requests, from their arrival to the end of the response";
+/// Description of the sizes.
+pub const SIZE_HELP: &str = "Bytes of the bodies of responses that were passed on";
 /// Time without requests after which a row may make room for another one, in seconds.
 const MIN_UNUSED_S: u64 = 600;
 
@@ -45,34 +52,81 @@ pub struct RowLabels {
     pub status: u16,
 }
 
-/// Figures of the requests with the same labels.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RequestRow {
-    /// Number of requests in each bucket; the last one has no upper bound.
-    pub buckets: [u64; DURATION_BOUNDS_S.len() + 1],
-    /// Sum of all durations in seconds.
-    pub sum_s: f64,
-    /// Number of requests.
+/// Values by bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Distribution {
+    /// Upper bounds of the buckets, in the order of their size.
+    pub bounds: &'static [f64],
+    /// Number of values in each bucket. The last one has no bound.
+    pub buckets: Box<[u64]>,
+    /// Sum of all values.
+    pub sum: f64,
+    /// Number of values.
     pub count: u64,
+}
+
+impl Distribution {
+    fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, buckets: vec![0; bounds.len() + 1].into_boxed_slice(), sum: 0.0, count: 0 }
+    }
+
+    fn observe(&mut self, value: f64) {
+        let at = self.bounds.iter().position(|bound| value <= *bound);
+        self.buckets[at.unwrap_or(self.bounds.len())] += 1;
+        self.sum += value;
+        self.count += 1;
+    }
+
+    /// Adds the values of a distribution with the same bounds.
+    fn add(&mut self, other: &Self) {
+        for (sum, more) in self.buckets.iter_mut().zip(other.buckets.iter()) {
+            *sum += more;
+        }
+        self.sum += other.sum;
+        self.count += other.count;
+    }
+}
+
+/// Figures of one finished request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RequestFigures {
+    /// Time from its arrival to the end of the response, in seconds.
+    pub duration_s: f64,
+    /// Bytes of the response's body that were passed on.
+    pub response_bytes: u64,
+}
+
+/// Figures of the requests with the same labels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestRow {
+    /// Durations in seconds.
+    pub durations: Distribution,
+    /// Sizes of the responses' bodies in bytes.
+    pub response_sizes: Distribution,
     /// Time of the last request in seconds.
     last_used_s: u64,
 }
 
+impl Default for RequestRow {
+    fn default() -> Self {
+        Self {
+            durations: Distribution::new(&DURATION_BOUNDS_S),
+            response_sizes: Distribution::new(&SIZE_BOUNDS),
+            last_used_s: 0,
+        }
+    }
+}
+
 impl RequestRow {
-    fn observe(&mut self, now_s: u64, duration_s: f64) {
-        let at = DURATION_BOUNDS_S.iter().position(|bound| duration_s <= *bound);
-        self.buckets[at.unwrap_or(DURATION_BOUNDS_S.len())] += 1;
-        self.sum_s += duration_s;
-        self.count += 1;
+    fn observe(&mut self, now_s: u64, figures: RequestFigures) {
+        self.durations.observe(figures.duration_s);
+        self.response_sizes.observe(figures.response_bytes as f64);
         self.last_used_s = now_s;
     }
 
     fn add(&mut self, other: &Self) {
-        for (sum, more) in self.buckets.iter_mut().zip(other.buckets) {
-            *sum += more;
-        }
-        self.sum_s += other.sum_s;
-        self.count += other.count;
+        self.durations.add(&other.durations);
+        self.response_sizes.add(&other.response_sizes);
     }
 }
 
@@ -100,14 +154,14 @@ impl RequestRows {
     }
 
     /// Counts one finished request. `now_s` never goes back.
-    pub fn observe(&mut self, now_s: u64, labels: RowLabels, duration_s: f64) {
+    pub fn observe(&mut self, now_s: u64, labels: RowLabels, figures: RequestFigures) {
         if let Some(row) = self.rows.get_mut(&labels) {
-            return row.observe(now_s, duration_s);
+            return row.observe(now_s, figures);
         }
         if self.rows.len() >= self.max_rows && !self.make_room(now_s) {
-            return self.other.get_or_insert_default().observe(now_s, duration_s);
+            return self.other.get_or_insert_default().observe(now_s, figures);
         }
-        self.rows.entry(labels).or_default().observe(now_s, duration_s);
+        self.rows.entry(labels).or_default().observe(now_s, figures);
     }
 
     /// Moves the row that is unused for longest to `other`. Returns false if all rows are in use.
@@ -142,6 +196,8 @@ impl RequestRows {
 mod tests {
     use super::*;
 
+    const FIGURES: RequestFigures = RequestFigures { duration_s: 0.1, response_bytes: 5 };
+
     fn labels(host: &str) -> RowLabels {
         RowLabels {
             namespace: "default".into(),
@@ -159,9 +215,10 @@ mod tests {
     /// Returns host and count of each row, in order; `other` for the shared row.
     fn counts(rows: &RequestRows) -> Vec<(String, u64)> {
         let name = |labels: Option<&RowLabels>| {
-            labels.map_or_else(|| "other".to_owned(), |it| it.host.to_string())
+            labels.map_or_else(|| OTHER.to_owned(), |it| it.host.to_string())
         };
-        let mut all: Vec<_> = rows.rows().map(|(it, row)| (name(it), row.count)).collect();
+        let mut all: Vec<_> =
+            rows.rows().map(|(it, row)| (name(it), row.durations.count)).collect();
         all.sort();
         all
     }
@@ -170,21 +227,23 @@ mod tests {
     fn a_request_counts_in_the_bucket_of_its_duration() {
         let mut rows = RequestRows::default();
         for duration_s in [0.005, 0.006, 11.0] {
-            rows.observe(1, labels("a"), duration_s);
+            rows.observe(1, labels("a"), RequestFigures { duration_s, response_bytes: 5 });
         }
         let (_, row) = rows.rows().next().expect("a row");
         let mut expected = [0; DURATION_BOUNDS_S.len() + 1];
         expected[0] = 1;
         expected[1] = 1;
         expected[DURATION_BOUNDS_S.len()] = 1;
-        assert_eq!((row.buckets, row.count), (expected, 3));
+        assert_eq!((&row.durations.buckets[..], row.durations.count), (&expected[..], 3));
+        let sizes = &row.response_sizes;
+        assert_eq!((sizes.buckets[1], sizes.sum, sizes.count), (3, 15.0, 3));
     }
 
     #[test]
     fn labels_beyond_the_bound_share_a_row() {
         let mut rows = RequestRows::with_max_rows(2);
         for host in ["a", "b", "c", "d", "a"] {
-            rows.observe(1, labels(host), 0.1);
+            rows.observe(1, labels(host), FIGURES);
         }
         let one = |name: &str, count| (name.to_owned(), count);
         assert_eq!(counts(&rows), [one("a", 2), one("b", 1), one("other", 2)]);
@@ -193,13 +252,13 @@ mod tests {
     #[test]
     fn an_unused_row_makes_room_and_no_request_is_lost_from_the_sum() {
         let mut rows = RequestRows::with_max_rows(2);
-        rows.observe(0, labels("a"), 0.1);
-        rows.observe(MIN_UNUSED_S - 1, labels("b"), 0.1);
-        rows.observe(MIN_UNUSED_S - 1, labels("c"), 0.1);
-        rows.observe(MIN_UNUSED_S, labels("d"), 0.1);
+        rows.observe(0, labels("a"), FIGURES);
+        rows.observe(MIN_UNUSED_S - 1, labels("b"), FIGURES);
+        rows.observe(MIN_UNUSED_S - 1, labels("c"), FIGURES);
+        rows.observe(MIN_UNUSED_S, labels("d"), FIGURES);
         let one = |name: &str, count| (name.to_owned(), count);
         assert_eq!(counts(&rows), [one("b", 1), one("d", 1), one("other", 2)]);
-        let total: u64 = rows.rows().map(|(_, row)| row.count).sum();
+        let total: u64 = rows.rows().map(|(_, row)| row.durations.count).sum();
         assert_eq!(total, 4);
     }
 }

@@ -344,6 +344,8 @@ async fn request_metrics_are_on_the_page_and_at_the_collector() {
         wait_until(|| collector.request_counts() == [3]).await;
         let series = format!("http_server_request_duration_seconds_count{LABELS}");
         assert_eq!(fixture.metric(&series), 3.0);
+        let bytes = format!("http_server_response_body_size_bytes_sum{LABELS}");
+        assert_eq!(fixture.metric(&bytes), 15.0);
     }
 }
 
