@@ -161,12 +161,11 @@ fn replica_resolvers(
     StreamTargets { controllers, autoscalers, activators }
 }
 
-/// Returns a token that is cancelled after `shutdown`, but not before each waiting kubelet has its response. A preStop
-/// request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
-fn shutdown_after_prestop(
-    shutdown: CancellationToken,
-    prestop_hooks: PreStopHooks,
-) -> CancellationToken {
+/// Returns the hooks of waiting kubelets, and a token that is cancelled after `shutdown`, but not before each of them has
+/// its response. A preStop request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
+fn shutdown_after_prestop(shutdown: CancellationToken) -> (PreStopHooks, CancellationToken) {
+    let prestop_hooks = PreStopHooks::default();
+    let hooks = prestop_hooks.clone();
     let end = CancellationToken::new();
     let ended = end.clone();
     tokio::spawn(async move {
@@ -176,10 +175,10 @@ fn shutdown_after_prestop(
             () = ended.cancelled() => return,
         }
         info!("agent ends once no preStop request waits");
-        prestop_hooks.wait_until_none_open().await;
+        hooks.wait_until_none_open().await;
         ended.cancel();
     });
-    end
+    (prestop_hooks, end)
 }
 
 /// Watches of the cluster's Services, Events on them, and the bootstrap file with what it gives to others.
@@ -321,8 +320,7 @@ fn complete_settings(mut config: AgentConfig) -> Result<AgentConfig, AgentError>
 pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
     let config = complete_settings(config)?;
     info!(?config, "agent starts");
-    let prestop_hooks = PreStopHooks::default();
-    let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());
+    let (prestop_hooks, shutdown) = shutdown_after_prestop(shutdown);
     let (tasks, exported_totals) = (TaskTracker::new(), SharedRevisionTotals::default());
     let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
     let (not_ready, health) = (NotReadyReasons::default(), ProxyHealth::default());
@@ -350,8 +348,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
     let pod_servers = PodServerDeps::open(&prestop_hooks, &maps)?;
-    let idle = pod_servers.idle.clone();
-    let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
+    let finder_commands = start_pod_finder(&config, &paths, pod_servers.clone(), finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let handles = AgentHandles {
         revision_totals: RevisionTotalsStore::resume(&maps, exported_totals),
@@ -369,16 +366,15 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         health,
         facts_queries,
         prestop_hooks,
-        idle,
+        idle: pod_servers.idle,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
     let agent = Agent::new(config.node, cluster.start, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
-    let loop_end = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown);
     let ended = tokio::select! {
-        ended = loop_end => ended.map_err(AgentError::Events),
+        ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     end_tasks(&tasks, &shutdown, &paths.pods).await;

@@ -46,6 +46,7 @@ mod settings;
 mod slots;
 mod sources;
 mod standby;
+mod telemetry;
 mod tls_settings;
 mod usage;
 
@@ -64,6 +65,10 @@ pub use settings::{
 pub use slots::{SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem, SlotsByPod};
 pub use sources::{AllowedSources, IpBlock};
 pub use standby::{StandbyOrder, StandbyReport};
+pub use telemetry::{
+    EndpointFault, OtlpCollector, OtlpProtocol, RequestMetricsSettings, SamplingRate,
+    TelemetrySettings, TraceSettings,
+};
 pub use tls_settings::{TlsCipher, TlsFault, TlsMinVersion, TlsSettings};
 pub use usage::{
     AutoscalerHeartbeat, RequestTotals, RevisionActivity, ScaleDecision, ScaleDecisionInputs,

@@ -128,7 +128,7 @@ struct EbpfBenchContext {
     rounds: u32,
 }
 
-const BENCHES: [NamedBench; 16] = [
+const BENCHES: [NamedBench; 17] = [
     ("wake", BenchRunner::Node(wake::run)),
     ("grow", BenchRunner::Node(grow::run)),
     ("connect", BenchRunner::Node(connect::run)),

@@ -104,6 +104,11 @@ impl PendingRequest {
         of_host.or(edge.hsts.as_ref()).filter(|_| self.is_https)
     }
 
+    /// Name of its service within the cluster.
+    pub(crate) fn own_host(&self) -> String {
+        service_host(&self.service)
+    }
+
     /// Number of bytes that it is charged with while it waits.
     pub(crate) fn charged_bytes(&self) -> usize {
         match &self.stage {
@@ -150,7 +155,7 @@ impl PendingRequest {
             random: random_u64,
         };
         let service = &self.service;
-        let own_host = || format!("{}.{}.svc", service.kubernetes_name(), service.name.namespace);
+        let own_host = || service_host(service);
         if headers::rewrite_request_head(&mut head, context, own_host)?.is_some() {
             // The handle is kept apart from the head: it is needed once the pod has switched.
             self.upgrade = head.extensions.remove::<OnUpgrade>();
@@ -199,4 +204,9 @@ fn strip_prefix(head: &mut request::Parts, prefix: &PathPrefix) -> Result<(), Pr
         *raw = Bytes::from(strip_segments(raw, prefix.depth()).map_err(refused)?);
     }
     Ok(())
+}
+
+/// Name of a service within the cluster, `<name>.<namespace>.svc`.
+fn service_host(service: &RoutedService) -> String {
+    format!("{}.{}.svc", service.kubernetes_name(), service.name.namespace)
 }

@@ -31,6 +31,7 @@ mod stopping;
 mod tcp;
 mod tcp_components;
 mod tcp_streams;
+mod telemetry;
 mod tls;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;

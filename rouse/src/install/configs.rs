@@ -150,6 +150,16 @@ logging.enable-request-log: "false"
 logging.request-log-template: '{"httpRequest": {"requestMethod": "{{.Request.Method}}", "requestUrl": "{{js .Request.RequestURI}}", "requestSize": "{{.Request.ContentLength}}", "status": {{.Response.Code}}, "responseSize": "{{.Response.Size}}", "userAgent": "{{js .Request.UserAgent}}", "remoteIp": "{{js .Request.RemoteAddr}}", "serverIp": "{{.Revision.PodIP}}", "referer": "{{js .Request.Referer}}", "latency": "{{.Response.Latency}}s", "protocol": "{{.Request.Proto}}"}, "traceId": "{{.TraceID}}"}'
 # Whether probes leave a line too.
 logging.enable-probe-request-log: "false"
+# Export of traces by activators to a collector of OpenTelemetry: grpc, http/protobuf or none.
+tracing-protocol: "none"
+# URL of this collector, such as http://collector.observability:4317. Only http is supported.
+tracing-endpoint: ""
+# Share of the traces that are sampled, from 0 to 1.
+tracing-sampling-rate: "0"
+# Metrics of requests by host and Revision: prometheus (only at /metrics), grpc, http/protobuf or none.
+metrics-protocol: "none"
+# URL of the collector of metrics.
+metrics-endpoint: ""
 "#;
 
 /// All `config-*` ConfigMaps of an installation.

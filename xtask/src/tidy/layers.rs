@@ -58,6 +58,7 @@ const LAYERS: &[(&str, &[&str])] = &[
              traced_request",
             "config metrics",
             "edge/",
+            "telemetry/",
             "tls/",
             "clients/",
             "slots/",

@@ -128,8 +128,9 @@ impl ControllerSettings {
         let request_log = self.config_maps.observability.request_log.clone();
         let mut edge = self.config_maps.network.edge.clone();
         edge.certificates = self.shared_certificates().collect();
-        wire::GlobalSettings { request_log, log_levels: self.config_maps.logging.levels(), edge }
-            .if_not_default()
+        let log_levels = self.config_maps.logging.levels();
+        let telemetry = self.config_maps.observability.telemetry.clone();
+        wire::GlobalSettings { request_log, log_levels, edge, telemetry }.if_not_default()
     }
 
     /// Derives the settings of scaling and of Deployments from the ConfigMaps.
