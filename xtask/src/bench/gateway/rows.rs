@@ -142,7 +142,7 @@ fn subject_rows(case: &str, unit: &str, values: &RoundValues, goal: BenchGoal) -
     let goal_of = |subject: &str| if subject == "rouse" { goal } else { BenchGoal::None };
     values
         .iter()
-        .map(|(subject, values)| case_row(case, subject, unit, values, goal_of(*subject)))
+        .map(|(subject, values)| case_row(case, subject, unit, values, goal_of(subject)))
         .collect()
 }
 
