@@ -2,7 +2,9 @@
 //!
 //! Careless clients send `?q="x"` and bytes beyond ASCII, and servers accept them. Such a target is percent-encoded
 //! before `hyper` reads it, and its original bytes are kept for the pod. Nothing else is changed, and hyper still
-//! judges every message. If the end of a message is ambiguous, everything behind it passes unchanged.
+//! judges every message. If the end of a message is ambiguous, everything behind it passes unchanged. Only chunks that
+//! are malformed get a mark in front of them, so that hyper refuses them, too: it accepts trailers that end with LF
+//! alone, and reads on into the next request.
 
 use std::collections::VecDeque;
 
@@ -13,6 +15,9 @@ use crate::h1::{
     self,
     chunked::{ChunkedDecoder, ChunkedPiece},
 };
+
+/// Bytes that hyper refuses wherever a line of chunks begins or their data ends.
+const MALFORMED_CHUNK_MARK: &[u8] = b"\r\r";
 
 /// Requests of one connection, as they come in.
 #[derive(Debug)]
@@ -152,7 +157,7 @@ impl RequestTargetInspector {
     fn parse_chunks(&mut self) -> bool {
         let RequestPosition::Chunked(chunks) = &mut self.position else { return false };
         let before = self.unread.len();
-        // The chunks pass unchanged. Reading them only finds the end of the body, since the next head follows it.
+        // Valid chunks pass unchanged. Reading them only finds the end of the body, since the next head follows it.
         self.ready.extend_from_slice(&self.unread);
         loop {
             match chunks.next_piece(&mut self.unread) {
@@ -163,9 +168,10 @@ impl RequestTargetInspector {
                 }
                 Ok(None) => break,
                 Err(_malformed) => {
-                    // All bytes are in `ready` already, and hyper finds the error itself.
-                    self.position = RequestPosition::Passthrough;
-                    self.unread.clear();
+                    // The reader stops where a line begins or data ends, and hyper has come as far.
+                    self.ready.truncate(self.ready.len() - self.unread.len());
+                    self.ready.extend_from_slice(MALFORMED_CHUNK_MARK);
+                    self.stop_inspecting();
                     return true;
                 }
             }
