@@ -17,6 +17,7 @@ mod hosts;
 mod http2;
 mod inputs;
 mod limits;
+mod message_corpus;
 mod messages;
 mod proxies;
 mod reference_servers;
