@@ -12,6 +12,7 @@ use crate::harness::{ActivatorFixture, LONG};
 mod judge;
 mod recording_pod;
 mod request_cases;
+mod servers;
 
 use self::{
     judge::{Exchange, Verdict, judge, needs_end, seen_responses},

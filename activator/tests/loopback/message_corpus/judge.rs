@@ -56,6 +56,12 @@ pub(super) fn needs_end(sent: &[u8]) -> bool {
     readings.iter().any(|it| it.stop == ReferenceStop::Short)
 }
 
+/// Returns true for a stream that each reader follows to its end, as long as it accepts what a recipient may accept.
+pub(super) fn is_clear(sent: &[u8]) -> bool {
+    let lax = read_stream(sent, ServerProfile::Lax);
+    lax.stop == ReferenceStop::Closed && lax.forms.iter().all(|form| is_permitted(*form, sent))
+}
+
 /// Judges an exchange in which the client has sent these bytes. The error names the difference.
 pub(super) fn judge(sent: &[u8], seen: &Exchange) -> Result<Verdict, String> {
     let mut pod_requests = Vec::new();
@@ -115,11 +121,11 @@ fn read_pod_request(bytes: &[u8]) -> Result<Option<RequestMeaning>, String> {
     let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
     let mut reading = read_stream(bytes, ServerProfile::Lax);
     // A client may choose these, and they leave no doubt about boundaries.
-    let is_clear = |form: &UnusualForm| {
+    let is_harmless = |form: &UnusualForm| {
         use UnusualForm::{Codings, Method, Symbol, Target};
         matches!(form, Codings | Method | Symbol | Target)
     };
-    if !reading.forms.iter().all(is_clear) || reading.stop == ReferenceStop::Refused {
+    if !reading.forms.iter().all(is_harmless) || reading.stop == ReferenceStop::Refused {
         return Err(format!("the pod got {:?} in {:?}", reading.forms, shown()));
     }
     if count_chunked(bytes) > 1 {
