@@ -9,9 +9,11 @@ use tokio::{
 
 use crate::harness::{ActivatorFixture, LONG};
 
+mod hostile_pods;
 mod judge;
 mod recording_pod;
 mod request_cases;
+mod response_cases;
 mod servers;
 
 use self::{
