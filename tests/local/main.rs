@@ -6,6 +6,7 @@ mod component_restarts;
 mod container_logs;
 mod digests;
 mod gateway;
+mod h2spec;
 mod image_layers;
 mod misbehaving_clients;
 mod namespaces;
