@@ -35,5 +35,6 @@ mod tcp_streams;
 mod tls;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;
+mod tls_matrix;
 mod tls_policies;
 mod websockets;
