@@ -336,5 +336,53 @@ fn fields_named<'a, 'b>(
     fields.iter().filter(move |it| it.name.eq_ignore_ascii_case(name.as_str()))
 }
 
+/// Checks invariants of the inspector for tests and the fuzzer: the pieces in which bytes arrive change nothing, and no
+/// byte is lost but line ends before a request. The first byte is the size of the pieces, the others are requests.
+///
+/// # Panics
+///
+/// When an invariant does not hold.
+pub fn check(bytes: &[u8]) {
+    let Some((size, bytes)) = bytes.split_first() else { return };
+    // A head beyond its bound is inspected no more, and its end may come before that is noticed.
+    if bytes.len() > CHECKED_HEAD {
+        return;
+    }
+    let whole = pass_in_pieces(bytes, CHECKED_HEAD);
+    assert_eq!(pass_in_pieces(bytes, usize::from(*size)), whole, "in pieces of {size}");
+    let count_text = |bytes: &[u8]| bytes.iter().filter(|byte| !b"\r\n".contains(byte)).count();
+    assert!(count_text(&whole) >= count_text(bytes), "bytes are lost");
+}
+
+/// Bound of a head in [`check`].
+const CHECKED_HEAD: usize = 1 << 16;
+
+/// Bytes that hyper gets if they arrive in pieces of `size` bytes.
+fn pass_in_pieces(mut rest: &[u8], size: usize) -> Vec<u8> {
+    let (mut inspector, mut passed) = (RequestTargetInspector::new(CHECKED_HEAD), Vec::new());
+    loop {
+        let piece = rest.len().min(size.max(1));
+        match inspector.next_action() {
+            InspectorAction::TakeReady => passed.extend_from_slice(&inspector.ready().split()),
+            _ if rest.is_empty() => match inspector.position {
+                RequestPosition::Passthrough => return passed,
+                RequestPosition::Head | RequestPosition::Body(_) | RequestPosition::Chunked(_) => {
+                    inspector.on_eof();
+                }
+            },
+            InspectorAction::PassThrough(most) => {
+                let piece = piece.min(usize::try_from(most).unwrap_or(usize::MAX));
+                passed.extend_from_slice(&rest[..piece]);
+                inspector.on_passed(piece);
+                rest = &rest[piece..];
+            }
+            InspectorAction::ReadToParse => {
+                inspector.unread().extend_from_slice(&rest[..piece]);
+                rest = &rest[piece..];
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

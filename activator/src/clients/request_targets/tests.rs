@@ -125,6 +125,14 @@ fn malformed_chunks_are_marked_and_what_follows_is_not_touched() {
     }
 }
 
+#[test]
+fn nothing_in_the_fuzzers_corpus_fails() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/request_targets");
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    files.iter().for_each(|it| check(&std::fs::read(it).unwrap()));
+}
+
 /// Strategy of bytes that look like requests.
 fn requests() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
