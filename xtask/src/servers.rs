@@ -15,7 +15,7 @@ use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoW
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
 /// Source files. The Go module fixes the versions of all dependencies.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "App.java",
     "go/go.mod",
     "go/go.sum",
@@ -23,6 +23,7 @@ const FILES: [&str; 10] = [
     "go/http.go",
     "go/https.go",
     "go/grpc.go",
+    "go/pools.go",
     "go/requests.go",
     "go/resolver.go",
     "go/websockets.go",

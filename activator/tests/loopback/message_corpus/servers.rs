@@ -94,8 +94,8 @@ fn is_for_servers(case: &RequestCase) -> bool {
     is_clear(&sent) && !case.name.starts_with("target * ") && case.name != "target *"
 }
 
-/// Sends the corpus to a server, and compares its log with the tapped responses. Servers other than nginx log no request
-/// that they refuse.
+/// Sends the corpus to a server, and compares its log with the tapped responses. Servers other than nginx log no
+/// request that they refuse.
 async fn compare_log(server: &ReferenceServerProcess, log: &Path, logs_refusals: bool) {
     let mut fixture = ActivatorFixture::new().await;
     let tapped = Arc::new(Mutex::new(Vec::<TappedConnection>::new()));
