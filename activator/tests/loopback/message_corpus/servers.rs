@@ -32,12 +32,12 @@ const END: &str = "GET /end HTTP/1.1\r\nhost: a\r\n\r\n";
 
 /// Bytes between the activator and the server.
 #[derive(Clone, Debug, Default)]
-struct TappedConnection {
+struct RelayedConnection {
     up: Arc<Mutex<Vec<u8>>>,
     down: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Responses of a server, as the tap has seen them.
+/// Responses of a server, as the relay has seen them.
 #[derive(Clone, Copy, Debug, Default)]
 struct ResponseCounts {
     all: usize,
@@ -46,13 +46,13 @@ struct ResponseCounts {
 }
 
 /// Relays a connection to the server, and records its bytes.
-async fn relay(activator: TcpStream, server: SocketAddr, tapped: TappedConnection) {
+async fn relay(activator: TcpStream, server: SocketAddr, relayed: RelayedConnection) {
     let Ok(server) = TcpStream::connect(server).await else { return };
     let ((from_activator, to_activator), (from_server, to_server)) =
         (activator.into_split(), server.into_split());
     tokio::join!(
-        copy_recorded(from_activator, to_server, tapped.up),
-        copy_recorded(from_server, to_activator, tapped.down),
+        copy_recorded(from_activator, to_server, relayed.up),
+        copy_recorded(from_server, to_activator, relayed.down),
     );
 }
 
@@ -72,7 +72,7 @@ async fn copy_recorded(
 }
 
 /// Counts the responses of a connection, and checks that each belongs to a request that the activator has forwarded.
-fn count_responses(connection: &TappedConnection) -> ResponseCounts {
+fn count_responses(connection: &RelayedConnection) -> ResponseCounts {
     let (up, down) = (connection.up.lock().unwrap(), connection.down.lock().unwrap());
     let read = read_requests(&up, ServerProfile::Lax);
     let forwarded = read.whole.len() + usize::from(read.partial_head.is_some());
@@ -94,18 +94,18 @@ fn is_for_servers(case: &RequestCase) -> bool {
     is_clear(&sent) && !case.name.starts_with("target * ") && case.name != "target *"
 }
 
-/// Sends the corpus to a server, and compares its log with the tapped responses. Servers other than nginx log no
+/// Sends the corpus to a server, and compares its log with the relayed responses. Servers other than nginx log no
 /// request that they refuse.
 async fn compare_log(server: &ReferenceServerProcess, log: &Path, logs_refusals: bool) {
     let mut fixture = ActivatorFixture::new().await;
-    let tapped = Arc::new(Mutex::new(Vec::<TappedConnection>::new()));
-    let (taps, address) = (Arc::clone(&tapped), server.address);
-    let tap = start_pod_with(move |stream, _| {
-        let connection = TappedConnection::default();
-        taps.lock().unwrap().push(connection.clone());
+    let relayed = Arc::new(Mutex::new(Vec::<RelayedConnection>::new()));
+    let (relays, address) = (Arc::clone(&relayed), server.address);
+    let relay_address = start_pod_with(move |stream, _| {
+        let connection = RelayedConnection::default();
+        relays.lock().unwrap().push(connection.clone());
         relay(stream, address, connection)
     });
-    fixture.add_ready_pod("p", tap.await);
+    fixture.add_ready_pod("p", relay_address.await);
     let cases: Vec<_> = request_cases().into_iter().filter(is_for_servers).collect();
     for case in &cases {
         send_case(&fixture, case).await;
@@ -115,7 +115,7 @@ async fn compare_log(server: &ReferenceServerProcess, log: &Path, logs_refusals:
     // Targets may have any bytes.
     let logged = || String::from_utf8_lossy(&std::fs::read(log).unwrap_or_default()).into_owned();
     wait_until(|| logged().contains("/end")).await;
-    let counts = tapped.lock().unwrap().iter().map(count_responses).fold(
+    let counts = relayed.lock().unwrap().iter().map(count_responses).fold(
         ResponseCounts::default(),
         |sum, it| ResponseCounts { all: sum.all + it.all, refusals: sum.refusals + it.refusals },
     );
