@@ -24,12 +24,14 @@ const FILES: [&str; 11] = [
     "go/http.go",
     "go/https.go",
     "go/grpc.go",
+    "go/pools.go",
     "go/requests.go",
     "go/resolver.go",
     "go/websockets.go",
 ];
-/// Package of a third-party client, pinned by the same Go module.
+/// Packages of third-party clients, pinned by the same Go module.
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
+const H2SPEC: &str = "github.com/summerwind/h2spec/cmd/h2spec";
 /// Directory of Debian's Java libraries, and the libraries that the server needs.
 const JARS: &str = "/usr/share/java";
 const JETTY: [&str; 8] = [
@@ -125,9 +127,9 @@ fn build_all(sources: &Path, folder: &Path) -> Result<()> {
 
 fn build_go(sources: &Path, into: &Path) -> Result<()> {
     let toolchain = GoToolchain::find()?;
-    // Both programs in one call, with exactly the versions in go.mod and go.sum.
+    // All programs in one call, with exactly the versions in go.mod and go.sum.
     let into = format!("{}/", into.display());
-    let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL];
+    let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL, H2SPEC];
     sh::run(&mut toolchain.command(&sources.join("go"), &args.map(str::to_owned)))
 }
 

@@ -237,6 +237,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         | ProxyRequestError::TooManyRequestBytes
         | ProxyRequestError::BodyIdleTimeout
         | ProxyRequestError::BadRequest(_)
+        | ProxyRequestError::RepeatedChunking
         | ProxyRequestError::ConnectMethod
         | ProxyRequestError::ConnectProtocol => {
             debug!(?entrypoint, %client, code, %failure, "request refused")

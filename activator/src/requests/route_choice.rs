@@ -92,6 +92,7 @@ impl RouteChooser<'_> {
         handshake: HandshakeRule<'_>,
     ) -> Result<RouteChoice, ProxyRequestError> {
         host::check_host(head)?;
+        headers::check_transfer_codings(&head.headers)?;
         let connect_protocol = head.extensions.get::<Protocol>().map(Protocol::as_str);
         websocket::check_connect(&head.method, connect_protocol)?;
         // Only a WebSocket over HTTP/2 is left of CONNECT. It is no probe, since a success would open it.

@@ -17,6 +17,7 @@ mod hosts;
 mod http2;
 mod inputs;
 mod limits;
+mod message_corpus;
 mod messages;
 mod proxies;
 mod reference_servers;
@@ -35,5 +36,6 @@ mod telemetry;
 mod tls;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;
+mod tls_matrix;
 mod tls_policies;
 mod websockets;
