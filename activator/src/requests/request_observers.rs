@@ -1,4 +1,4 @@
-//! Shell: what is recorded of one request: its log line, its spans, and its row of the request metrics.
+//! Shell: observations of one request: its log line, its spans, and its row of the request metrics.
 
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
