@@ -450,8 +450,8 @@ mod tests {
         last.record_known(Duration::ZERO, &[1].into(), &[].into());
         assert_eq!(last.stats.known_connections, 1);
         assert_eq!(last.connections[0].1[0].cookie(), 2);
-        let left = (([10, 0, 0, 2], 80).into(), vec![([10, 0, 0, 1], 2).into()]);
-        assert_eq!(last.clients, BTreeMap::from([left]));
+        let pod = SocketAddr::from(([10, 0, 0, 2], 80));
+        assert_eq!(last.clients[&pod], [SocketAddr::from(([10, 0, 0, 1], 2))]);
         last.record_known(Duration::ZERO, &[2].into(), &[].into());
         assert!(last.connections.is_empty() && last.clients.is_empty());
     }

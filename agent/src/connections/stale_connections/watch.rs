@@ -195,7 +195,8 @@ impl WatchRound {
         }
     }
 
-    /// Returns the result of a query. Meanwhile it closes what is due.
+    /// Returns the result of a query. Meanwhile it closes what is due. The query goes on during that: walks over the
+    /// sockets of many clients take longer than its timeout.
     async fn close_until<T>(&self, closes: &mut IdleCloses, query: impl Future<Output = T>) -> T {
         let mut query = pin!(query);
         loop {
@@ -209,8 +210,19 @@ impl WatchRound {
             tokio::select! {
                 // A response that is ready must not keep a close from its moment.
                 biased;
-                () = next_attempt => self.close_due(closes).await,
+                () = next_attempt => {}
                 result = &mut query => return result,
+            }
+            let mut closing = pin!(self.close_due(closes));
+            let mut early_result = None;
+            loop {
+                tokio::select! {
+                    () = &mut closing => break,
+                    result = &mut query, if early_result.is_none() => early_result = Some(result),
+                }
+            }
+            if let Some(result) = early_result {
+                return result;
             }
         }
     }
@@ -230,6 +242,7 @@ impl WatchRound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::locked_close::IdlePosition;
 
     #[tokio::test]
     async fn without_known_connections_or_a_locked_close_no_pod_is_watched() {
@@ -237,6 +250,38 @@ mod tests {
         let mut watches = PodWatches::new(closer, AgentMetrics::new().0);
         assert!(!watches.update(Instant::now(), &BTreeMap::new()));
         assert!(watches.watches.is_empty());
+    }
+
+    #[test]
+    fn a_query_goes_on_while_connections_are_closed() {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            // The only thread for closes is not free before the query has come to its end.
+            let (free, is_free) = std::sync::mpsc::channel::<()>();
+            let thread = tokio::task::spawn_blocking(move || is_free.recv());
+            let (client, pod) = (([10, 0, 0, 9], 1).into(), ([10, 0, 0, 1], 80).into());
+            let round = WatchRound {
+                pod,
+                draining: DrainingAddress { since: Instant::now(), phase: None },
+                closer: StaleConnectionCloser::new("/nonexistent".into(), None),
+                metrics: AgentMetrics::new().0,
+                covers_all_clients: Arc::default(),
+            };
+            let mut closes = IdleCloses::default();
+            closes.add(Instant::now(), (client, pod), IdlePosition { client_seq: 1, pod_seq: 1 });
+            let query = async move {
+                // Long enough for the attempt to begin.
+                sleep(Duration::from_millis(100)).await;
+                free.send(()).expect("the thread waits");
+                "response"
+            };
+            let result = tokio::time::timeout(PATIENCE, round.close_until(&mut closes, query));
+            assert_eq!(result.await.expect("the query must not wait for the close"), "response");
+            assert_eq!(closes.next_wake(), None, "the attempt was made");
+            thread.await.expect("no panic").expect("the query has sent");
+        });
     }
 
     #[test]
