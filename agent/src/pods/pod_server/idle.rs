@@ -6,8 +6,8 @@
 //! `idle CLIENT PORT CLIENT_SEQ POD_SEQ`: the sequence numbers of the next bytes of the client and of the pod, at which
 //! no request is under way on the client's connection to that port.
 //!
-//! An agent closes a connection only if it stands at this position when it is closed. So a report may be old, and one
-//! that is made up closes nothing that is in use.
+//! An agent closes a connection only if it stands at this position when it is closed. So a report may be old. One that
+//! a process of the pod makes up can only end connections to this pod, which the pod could end itself.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
