@@ -132,10 +132,11 @@ impl RouteIndex {
     /// and a wildcard stands for itself.
     pub(crate) fn match_listed_host(&self, listed: &str) -> Option<ServiceMatch> {
         let index = self.read();
-        match listed.find('/') {
-            Some(at) => index.ruled_hosts.find_rule(&listed[..at], &listed[at..]),
-            None => index.match_host(listed),
-        }
+        let rule = || {
+            let at = listed.find('/')?;
+            index.ruled_hosts.find_rule(&listed[..at], &listed[at..])
+        };
+        index.match_host(listed).or_else(rule)
     }
 
     /// Rules of the DomainMappings of this host for handshakes; the host is in lower case and without port. Without
