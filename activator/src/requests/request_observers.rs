@@ -41,18 +41,20 @@ impl RequestObservers {
         self.log.is_none() && self.telemetry.is_none()
     }
 
-    /// Sets the Revision of the request, with its owners and the host by which it was found.
+    /// Sets the Revision of the request, with its owners and the host by which it was found. `mapped_host` is the host
+    /// of the DomainMapping, which may have a wildcard; `None`: the service was found by a name of its own.
     pub fn set_revision(
         &mut self,
         name: &NamespacedName,
         owners: &RevisionOwnerNames,
+        mapped_host: Option<&str>,
         own_host: impl FnOnce() -> String,
     ) {
         if let Some(log) = &mut self.log {
             log.set_revision(name, owners);
         }
         if let Some(telemetry) = &mut self.telemetry {
-            telemetry.set_revision(name, owners, own_host);
+            telemetry.set_revision(name, owners, mapped_host, own_host);
         }
     }
 
@@ -170,7 +172,8 @@ pub struct RequestObservation {
     method: &'static str,
     scheme: &'static str,
     version: &'static str,
-    /// Host that the request names, if it has come from outside: the RouteTable has it once a service was found by it.
+    /// Host that the request names, if it has come from outside. Once a service was found by it, the RouteTable has the
+    /// host or a wildcard for it.
     outside_host: Option<String>,
     revision: Option<ObservedRevision>,
     status: u16,
@@ -281,9 +284,14 @@ impl RequestObservation {
         &mut self,
         name: &NamespacedName,
         owners: &RevisionOwnerNames,
+        mapped_host: Option<&str>,
         own_host: impl FnOnce() -> String,
     ) {
-        let host = self.outside_host.take().unwrap_or_else(own_host);
+        let host = match self.outside_host.take() {
+            // Clients invent hosts below a wildcard, and each would be a label.
+            Some(named) => mapped_host.map_or(named, str::to_owned),
+            None => own_host(),
+        };
         let revision =
             ObservedRevision { name: name.clone(), owners: owners.clone(), host: host.into() };
         self.revision = Some(revision);
