@@ -1,7 +1,9 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping` at 98e5ef9).
 
-use common::wire::{MappedDomain, NamespacedName};
+use std::collections::BTreeSet;
+
+use common::wire::{MappedDomain, NamespacedName, wildcard_suffix};
 
 use super::{client_cas, host_certificates, routes};
 use crate::model::cluster_state::{
@@ -247,6 +249,28 @@ pub(super) fn mapped_domains(
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
     mappings.filter(in_force).map(|(name, it)| mapped_domain(cluster, name, it)).collect()
+}
+
+/// Returns the hosts below the wildcards of these domains that DomainMappings have by their exact name, in order. Such
+/// a mapping may be of another namespace, whose requests no wildcard gets while the mapping is not in force.
+pub(super) fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
+    let wildcards: BTreeSet<&str> =
+        domains.iter().filter_map(|it| wildcard_suffix(&it.host)).collect();
+    if wildcards.is_empty() {
+        return Vec::new();
+    }
+    let is_covered = |host: &str| {
+        let below = host.find('.').is_some_and(|at| wildcards.contains(&host[at..]));
+        below && wildcard_suffix(host).is_none()
+    };
+    // Without the claim, any namespace could take a host out of the wildcard.
+    let is_claimed = |host: &str, mappings: &BTreeSet<NamespacedName>| {
+        let claim = cluster.domains.claims.get(host);
+        claim.is_some_and(|claim| mappings.iter().any(|it| claim.namespace == *it.namespace))
+    };
+    let all = cluster.domains.mappings_by_host.iter();
+    let reserved = all.filter(|(host, mappings)| is_covered(host) && is_claimed(host, mappings));
+    reserved.map(|(host, _)| host.to_string()).collect()
 }
 
 /// Returns a mapping in force for the RouteTable. All mappings of a host have the same certificate and the same rule for
