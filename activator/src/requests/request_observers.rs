@@ -19,7 +19,7 @@ use crate::{
         recorder::TelemetryRecorder,
         request_rows::{RequestFigures, RowLabels},
         span::{child_span, end_span, fail_span, number_attribute, server_span, text_attribute},
-        trace_context::{ParentSpan, SpanContext, TRACEPARENT, TRACESTATE, traceparent},
+        trace_context::{ParentSpan, SpanContext, TRACEPARENT, trace_state, traceparent},
     },
 };
 
@@ -244,11 +244,10 @@ impl RequestObservation {
         head: &request::Parts,
         client: ClientInfo,
     ) -> RequestTrace {
-        let state = head.headers.get(TRACESTATE).filter(|_| context.parent_id.is_some());
-        let state = state.and_then(|it| it.to_str().ok()).unwrap_or_default();
+        let state = context.parent_id.map(|_| trace_state(&head.headers)).unwrap_or_default();
         // By the conventions, an unknown method is not part of a name.
         let name = if self.method == OTHER_METHOD { "HTTP" } else { self.method };
-        let mut span = server_span(context, name, state, now_ns());
+        let mut span = server_span(context, name, &state, now_ns());
         let origin = match self.entrypoint {
             Entrypoint::Service(_) => "service",
             Entrypoint::Internal => "internal_gateway",
