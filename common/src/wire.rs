@@ -237,6 +237,9 @@ pub struct GatewayRules {
     pub tag_routing: Option<TagRouting>,
     /// Challenges of authorities for the hosts, which are responded to from outside, before any redirect.
     pub challenges: Vec<HttpChallenge>,
+    /// Hosts that no wildcard covers, of whatever service: DomainMappings of their own have them, in force or not. A
+    /// service lists those below its own wildcards, each once.
+    pub reserved_hosts: Vec<String>,
 }
 
 /// HTTP-01 challenge, by which an authority checks a host before it issues a certificate (RFC 8555, section 8.3).

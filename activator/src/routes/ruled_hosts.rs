@@ -18,6 +18,8 @@ use crate::routes::{
 pub(crate) struct RuledHosts {
     /// Rules of each host. A wildcard is under what its hosts end with, as `.example.com`, which is no host.
     by_host: HashMap<Box<str>, HostPathRules>,
+    /// Hosts that no wildcard covers, each with the number of services that list it.
+    reserved: HashMap<Box<str>, usize>,
 }
 
 /// Rules of one host, by their prefixes as they are compared.
@@ -54,6 +56,9 @@ impl RuledHosts {
             let at = owners.partition_point(|it| it.service.name <= service.name);
             owners.insert(at, RuledDomain { service: Arc::clone(service), domain_index });
         }
+        for host in service.reserved_hosts() {
+            *self.reserved.entry(host.as_str().into()).or_default() += 1;
+        }
     }
 
     /// Removes the DomainMappings of a service.
@@ -69,6 +74,13 @@ impl RuledHosts {
             }
             if rules.is_empty() {
                 self.by_host.remove(host);
+            }
+        }
+        for host in service.reserved_hosts() {
+            let Some(services) = self.reserved.get_mut(host.as_str()) else { continue };
+            *services -= 1;
+            if *services == 0 {
+                self.reserved.remove(host.as_str());
             }
         }
     }
@@ -107,12 +119,16 @@ impl RuledHosts {
         (certificate, domains().find_map(|it| it.client_auth.clone()))
     }
 
-    /// Rules of a host: its own, else those of the wildcard that covers it with one label.
+    /// Rules of a host: its own, else those of the wildcard that covers it with one label. A reserved host has its own
+    /// only, or none: it may be one of another namespace, whose DomainMapping is not in force just now.
     fn rules_of(&self, host: &str) -> Option<&HostPathRules> {
         if self.by_host.is_empty() || host.starts_with('.') {
             return None;
         }
-        let covering = || self.by_host.get(&host[host.find('.')?..]);
+        let covering = || {
+            let of_wildcard = self.by_host.get(&host[host.find('.')?..])?;
+            (!self.reserved.contains_key(host)).then_some(of_wildcard)
+        };
         self.by_host.get(host).or_else(covering)
     }
 }
@@ -216,6 +232,36 @@ mod tests {
             hosts.remove_service(it);
         }
         assert!(hosts.by_host.is_empty());
+    }
+
+    #[test]
+    fn a_wildcard_does_not_cover_a_reserved_host() {
+        let reserving = |name: &str, prefix: &str| {
+            let mut it = Arc::into_inner(service(name, Vec::new())).unwrap();
+            it.gateway_rules = Some(Box::new(GatewayRules {
+                mapped_domains: vec![domain("*.example.com", prefix)],
+                reserved_hosts: vec!["a.example.com".to_owned()],
+                ..GatewayRules::default()
+            }));
+            Arc::new(it)
+        };
+        let mut hosts = RuledHosts::default();
+        let (all, part) = (reserving("all", "/"), reserving("part", "/v1"));
+        let exact = service("exact", vec![domain("a.example.com", "/")]);
+        hosts.add_service(&all);
+        hosts.add_service(&part);
+        assert_eq!(found(&hosts, "b.example.com", "/v1"), Ok("part".to_owned()));
+        assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
+        hosts.add_service(&exact);
+        assert_eq!(found(&hosts, "a.example.com", "/v1"), Ok("exact".to_owned()));
+        hosts.remove_service(&exact);
+        // The other service lists it still.
+        hosts.remove_service(&part);
+        assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
+        hosts.remove_service(&all);
+        assert!(hosts.reserved.is_empty());
+        hosts.add_service(&service("all", vec![domain("*.example.com", "/")]));
+        assert_eq!(found(&hosts, "a.example.com", "/"), Ok("all".to_owned()));
     }
 
     #[test]

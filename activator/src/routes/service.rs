@@ -108,6 +108,11 @@ impl RoutedService {
         self.gateway_rules.as_ref().map_or(&[], |it| &it.challenges)
     }
 
+    /// Hosts that no wildcard covers, of whatever service: those that the service lists.
+    pub(crate) fn reserved_hosts(&self) -> &[String] {
+        self.gateway_rules.as_ref().map_or(&[], |it| &it.reserved_hosts)
+    }
+
     /// Path rule of host number `at`, as [`nth_host`](Self::nth_host) counts them.
     pub(crate) fn nth_path_rule(&self, at: usize) -> Option<&PathRule> {
         self.domains().get(at.checked_sub(self.hosts.len())?)?.path_rule.as_ref()

@@ -276,6 +276,9 @@ async fn the_paths_of_a_host_reach_their_services() {
         ("shop.example", "/x%2F..%2Fapi", "400"),
         ("shop.example", "/api;v=1", "400"),
         ("shop.example", "/api//evil.example", "400"),
+        ("shop.example", "/api/\\evil.example", "400"),
+        // The quotation mark is encoded for the look-up, and the backslash with it.
+        ("shop.example", "/api/\\evil.example?\"", "400"),
         ("a.b.shop.example", "/", "404"),
         ("shop.example.", "/api", "200"),
     ] {

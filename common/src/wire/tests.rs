@@ -204,8 +204,13 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             token: "t".into(),
             response: "t.hash".into(),
         }];
-        let ingress =
-            GatewayRules { redirects_to_https: true, mapped_domains, tag_routing, challenges };
+        let ingress = GatewayRules {
+            redirects_to_https: true,
+            mapped_domains,
+            tag_routing,
+            challenges,
+            reserved_hosts: vec!["b.example".into()],
+        };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
     let nameless = raw::Domain::default();

@@ -199,7 +199,13 @@ impl TryFrom<raw::Ingress> for GatewayRules {
         let mapped_domains = unruled.chain(ruled).collect::<WireResult<_>>()?;
         let challenges = message.challenges.into_iter().map(HttpChallenge::try_from);
         let challenges = challenges.collect::<WireResult<_>>()?;
-        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing, challenges })
+        Ok(Self {
+            redirects_to_https: message.redirects,
+            mapped_domains,
+            tag_routing,
+            challenges,
+            reserved_hosts: message.reserved_hosts,
+        })
     }
 }
 
@@ -220,7 +226,15 @@ impl From<GatewayRules> for raw::Ingress {
             [open, guarded, ruled].map(|all| all.into_iter().map(Into::into).collect());
         let redirects = value.redirects_to_https;
         let challenges = value.challenges.into_iter().map(Into::into).collect();
-        Self { redirects, domains, guarded_domains, ruled_domains, tags, challenges }
+        Self {
+            redirects,
+            domains,
+            guarded_domains,
+            ruled_domains,
+            tags,
+            challenges,
+            reserved_hosts: value.reserved_hosts,
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping` at 98e5ef9).
 
-use common::wire::{MappedDomain, NamespacedName};
+use std::collections::BTreeSet;
+
+use common::wire::{MappedDomain, NamespacedName, PathPrefix, PathRule, wildcard_suffix};
 
 use super::{client_cas, host_certificates, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
-    DomainMappingState, UnixMillis,
+    DomainMappingState, DomainSpec, UnixMillis,
     name_registry::{NameClaim, NameClaimant},
 };
 
@@ -55,13 +57,12 @@ fn ownership_status(
         ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
     };
     let domain = &mapping.domain;
-    let has_rule = cluster.domains.path_rule(&name.namespace, domain).is_some();
-    // The mappings of a host are of one namespace, and share it.
-    if let Some(NameClaim { claimant: route @ NameClaimant::Route(_), service, .. }) =
-        host_owner(cluster, &domain.host)
-        && (has_rule || *service != mapping.target)
+    // The mappings of a host are of one namespace, and share it. The host of a Route is not shared: a mapping of a part
+    // must not withdraw the rule for clients of the one that has all paths.
+    if let Some(NameClaim { claimant, .. }) = route_with_host(cluster, &domain.host)
+        && !is_free_of_routes(cluster, mapping)
     {
-        return used("The domain name".to_owned(), route);
+        return used("The domain name".to_owned(), claimant);
     }
     match host_owner(cluster, &domain.rule_name()) {
         Some(claim) if claim.claimant != NameClaimant::Mapping(name.clone()) => {
@@ -72,7 +73,7 @@ fn ownership_status(
     }
 }
 
-/// Returns true if a mapping's namespace may use its host, which no Route of another name had first.
+/// Returns true if a mapping's namespace may use its host, from which no Route keeps it.
 pub(super) fn has_host(
     cluster: &ClusterState,
     name: &NamespacedName,
@@ -81,15 +82,42 @@ pub(super) fn has_host(
     let domain = &mapping.domain;
     let claim = cluster.domains.claims.get(domain.claim_name());
     let is_claimed = claim.is_some_and(|it| it.namespace == *name.namespace);
-    let is_free = host_owner(cluster, &domain.host).is_none_or(|it| match it.claimant {
-        NameClaimant::Mapping(_) => true,
-        NameClaimant::Route(_) => it.service == mapping.target,
-    });
-    domain.fault.is_none() && is_claimed && is_free
+    domain.fault.is_none() && is_claimed && is_free_of_routes(cluster, mapping)
 }
 
 fn host_owner<'a>(cluster: &'a ClusterState, host: &str) -> Option<&'a NameClaim> {
     cluster.names.registry.host_owner(host, &cluster.names.placeholders)
+}
+
+/// Returns the claim of the Route that has a host; `None`: no Route has it.
+fn route_with_host<'a>(cluster: &'a ClusterState, host: &str) -> Option<&'a NameClaim> {
+    host_owner(cluster, host).filter(|it| matches!(it.claimant, NameClaimant::Route(_)))
+}
+
+/// Returns true if no Route had the host of a mapping first, or if the mapping is for all paths of that very Route.
+fn is_free_of_routes(cluster: &ClusterState, mapping: &DomainMappingState) -> bool {
+    let domain = &mapping.domain;
+    route_with_host(cluster, &domain.host)
+        .is_none_or(|it| domain.prefix == PathPrefix::ALL && it.service == mapping.target)
+}
+
+/// Returns the mapping whose rule for certificates of clients all mappings of the host have: the oldest one that has a
+/// rule. One that a Route keeps from the host decides nothing there.
+fn client_auth_lead<'a>(
+    cluster: &'a ClusterState,
+    namespace: &str,
+    host: &str,
+) -> Option<(&'a NamespacedName, &'a DomainMappingState)> {
+    let all = cluster.domains.mappings_of_host(namespace, host).into_iter();
+    let mut with_rule = all.filter(|(_, it)| it.client_auth.is_some());
+    with_rule.find(|(_, it)| is_free_of_routes(cluster, it))
+}
+
+/// Returns the path rule of a mapping. `None`: it has the host for itself, which has no wildcard.
+fn path_rule(cluster: &ClusterState, namespace: &str, domain: &DomainSpec) -> Option<PathRule> {
+    // No other mapping shares the host of a Route.
+    let is_shared = route_with_host(cluster, &domain.host).is_none();
+    is_shared.then(|| cluster.domains.path_rule(namespace, domain)).flatten()
 }
 
 /// Returns the status of a mapping's `CertificateProvisioned`, as [`client_cas::tls_status`] does. It is false if another
@@ -126,7 +154,7 @@ fn client_auth_conflict<'a>(
     name: &NamespacedName,
     mapping: &DomainMappingState,
 ) -> Option<&'a NamespacedName> {
-    let lead = cluster.domains.client_auth_lead(&name.namespace, &mapping.domain.host);
+    let lead = client_auth_lead(cluster, &name.namespace, &mapping.domain.host);
     let (lead, it) = lead.filter(|_| mapping.client_auth.is_some())?;
     (it.client_auth != mapping.client_auth).then_some(lead)
 }
@@ -249,6 +277,28 @@ pub(super) fn mapped_domains(
     mappings.filter(in_force).map(|(name, it)| mapped_domain(cluster, name, it)).collect()
 }
 
+/// Returns the hosts below the wildcards of these domains that DomainMappings have by their exact name, in order. Such
+/// a mapping may be of another namespace, whose requests no wildcard gets while the mapping is not in force.
+pub(super) fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
+    let wildcards: BTreeSet<&str> =
+        domains.iter().filter_map(|it| wildcard_suffix(&it.host)).collect();
+    if wildcards.is_empty() {
+        return Vec::new();
+    }
+    let is_covered = |host: &str| {
+        let below = host.find('.').is_some_and(|at| wildcards.contains(&host[at..]));
+        below && wildcard_suffix(host).is_none()
+    };
+    // Without the claim, any namespace could take a host out of the wildcard.
+    let is_claimed = |host: &str, mappings: &BTreeSet<NamespacedName>| {
+        let claim = cluster.domains.claims.get(host);
+        claim.is_some_and(|claim| mappings.iter().any(|it| claim.namespace == *it.namespace))
+    };
+    let all = cluster.domains.mappings_by_host.iter();
+    let reserved = all.filter(|(host, mappings)| is_covered(host) && is_claimed(host, mappings));
+    reserved.map(|(host, _)| host.to_string()).collect()
+}
+
 /// Returns a mapping in force for the RouteTable. All mappings of a host have the same certificate and the same rule for
 /// certificates of clients.
 fn mapped_domain(
@@ -264,8 +314,7 @@ fn mapped_domain(
         }
         None => host_certificates::secret_of_mapping(cluster, name, mapping),
     };
-    let client_auth = domains
-        .client_auth_lead(namespace, &domain.host)
+    let client_auth = client_auth_lead(cluster, namespace, &domain.host)
         .and_then(|(_, lead)| client_cas::client_auth(namespace, lead));
     MappedDomain {
         host: domain.host.to_string(),
@@ -274,6 +323,6 @@ fn mapped_domain(
         certificate,
         client_auth,
         hsts: mapping.hsts.clone(),
-        path_rule: domains.path_rule(namespace, domain),
+        path_rule: path_rule(cluster, namespace, domain),
     }
 }

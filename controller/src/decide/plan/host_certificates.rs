@@ -3,7 +3,7 @@
 //!
 //! A Route has the condition of its worst certificate, not of its last one as in Knative.
 
-use common::wire::{NamespacedName, wildcard_suffix};
+use common::wire::{NamespacedName, is_secret_name, wildcard_suffix};
 
 use super::{
     requested_certificates::{
@@ -78,9 +78,11 @@ fn with_host_certificate<T>(
 }
 
 impl<'a> HostCertificate<'a> {
-    /// Returns the certificate if its Secret has had one, and its owner is the right one.
+    /// Returns the certificate if its Secret has had one, and its owner is the right one. Users may make certificates
+    /// of namespaces, and activators would refuse the service whose Secret has no valid name.
     fn issued(&self) -> Option<&'a RequestedCertificate> {
-        self.observed.filter(|it| it.is_issued && !it.is_terminating && self.is_owned(it))
+        let issued = self.observed.filter(|it| it.is_issued && !it.is_terminating);
+        issued.filter(|it| self.is_owned(it) && is_secret_name(&it.secret))
     }
 
     fn is_owned(&self, it: &RequestedCertificate) -> bool {
@@ -104,6 +106,9 @@ impl<'a> HostCertificate<'a> {
 
 /// Returns the state of a ready certificate, by the last read of its Secret.
 fn secret_state(namespace: &str, secret: &str, cluster: &ClusterState) -> RequestState {
+    if !is_secret_name(secret) {
+        return RequestState::Unusable(format!("{secret:?} cannot be the name of a Secret."));
+    }
     let name = NamespacedName::new(namespace, secret);
     let Some(state) = cluster.certificates.by_secret.get(&name) else {
         return RequestState::Unread;

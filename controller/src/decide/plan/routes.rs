@@ -308,7 +308,14 @@ fn gateway_rules(
         }
     }
     let challenges = challenges(allocation, app, name, &mapped_domains, cluster);
-    let rules = GatewayRules { redirects_to_https, mapped_domains, tag_routing: tags, challenges };
+    let reserved_hosts = domain_mappings::reserved_hosts(cluster, &mapped_domains);
+    let rules = GatewayRules {
+        redirects_to_https,
+        mapped_domains,
+        tag_routing: tags,
+        challenges,
+        reserved_hosts,
+    };
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
