@@ -228,6 +228,9 @@ pub struct GatewayRules {
     /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. Only an activator can read the
     /// header, so such a service has [`ConnectionPath::Activator`].
     pub tag_routing: Option<TagRouting>,
+    /// Gateway port: each connection to this port of the gateway is raw TCP for the service. No other service of the
+    /// table has it. `None`: the service has none.
+    pub gateway_port: Option<NonZeroU16>,
 }
 
 /// One DomainMapping, as the gateway sees it.

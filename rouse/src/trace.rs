@@ -102,7 +102,7 @@ fn check_header(text: &str) -> Result<(String, String), &'static str> {
 
 /// Parses the listener that a request comes in by.
 fn check_entrypoint(text: &str) -> Result<Entrypoint, &'static str> {
-    parse_entrypoint(text).ok_or("must be outside, inside, or a port")
+    parse_entrypoint(text).ok_or("must be outside, inside, a port, or outside:PORT")
 }
 
 /// Prints the choice for a connect or request; `node` names the node that is asked.

@@ -471,6 +471,7 @@ fn random_table(services: &[RandomService], revisions: &[RandomRevision]) -> Rou
             redirects_to_https: it.is_redirected,
             mapped_domains: if it.has_domain { vec![mapped] } else { Vec::new() },
             tag_routing: it.has_tags.then(|| TagRouting::ChooseTag(vec![tag])),
+            ..GatewayRules::default()
         };
         let name = service_name(number);
         let targets = it.targets.iter().map(|(revision, percent)| RouteTarget {

@@ -31,7 +31,7 @@ use crate::{
 
 mod forwarding;
 mod routing;
-mod tcp;
+pub mod tcp;
 
 use tcp::TcpForwarding;
 

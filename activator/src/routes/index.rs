@@ -93,6 +93,7 @@ impl RouteIndex {
     pub fn find_service(&self, rule: &MatchRule) -> Option<ServiceMatch> {
         let service = match rule {
             MatchRule::OwnPort(port) => self.service_by_port(*port),
+            MatchRule::GatewayPort(port) => self.service_by_gateway_port(*port),
             MatchRule::ServiceName(name) => self.service_by_name(name),
             MatchRule::RevisionName(name) => self.service_for_revision(name),
             MatchRule::Host(host) => return self.match_host(host),
@@ -103,6 +104,11 @@ impl RouteIndex {
     /// Service behind a port of the activator.
     pub fn service_by_port(&self, port: u16) -> Option<Arc<RoutedService>> {
         self.read().by_port.get(&port).cloned()
+    }
+
+    /// Service behind a gateway port.
+    pub fn service_by_gateway_port(&self, port: u16) -> Option<Arc<RoutedService>> {
+        self.read().by_gateway_port.get(&port).cloned()
     }
 
     /// Service behind a host, which is in lower case and without port.
@@ -204,6 +210,11 @@ impl RouteIndex {
     /// Ports that should be open.
     pub fn ports(&self) -> BTreeSet<u16> {
         self.read().by_port.keys().copied().collect()
+    }
+
+    /// Gateway ports that should be open.
+    pub fn gateway_ports(&self) -> BTreeSet<u16> {
+        self.read().by_gateway_port.keys().copied().collect()
     }
 
     /// Number of services and number of pods.

@@ -146,7 +146,7 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
     let mapped_domains = vec![redirected, domain("plain.example", None)];
     set_gateway_rules(
         &mut fixture,
-        GatewayRules { redirects_to_https: true, mapped_domains, tag_routing: None },
+        GatewayRules { redirects_to_https: true, mapped_domains, ..GatewayRules::default() },
     );
     for (host, to) in [
         ("hello.default.example.com:8080", Some("https://hello.default.example.com/a?b=c")),

@@ -197,9 +197,17 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             host_rewrite,
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
-        let ingress = GatewayRules { redirects_to_https: true, mapped_domains, tag_routing };
+        let gateway_port = NonZeroU16::new(5432).filter(|_| tag_routing.is_some());
+        let ingress =
+            GatewayRules { redirects_to_https: true, mapped_domains, tag_routing, gateway_port };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
+    let large = raw::Ingress { gateway_port: 65_536, ..raw::Ingress::default() };
+    let error = GatewayRules::try_from(large).expect_err("no port");
+    assert_eq!(
+        error.to_string(),
+        "field ingress.gateway_port is \"65536\": must be a port, or 0"
+    );
     let nameless = raw::Domain::default();
     let error = MappedDomain::try_from(nameless).expect_err("no host");
     assert_eq!(error.to_string(), "field domain.host is \"\": must not be empty");
@@ -247,6 +255,7 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
             min_version: TlsMinVersion::Tls13,
             ciphers: vec![TlsCipher::Aes128GcmSha256, TlsCipher::EcdheRsaAes128GcmSha256],
         },
+        tcp_idle_timeout: Some(Duration::from_millis(90_500)),
     };
     let settings = GlobalSettings {
         request_log: Some(RequestLogSettings { template, logs_probes: true }),

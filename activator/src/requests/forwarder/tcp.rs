@@ -1,12 +1,14 @@
 //! Shell: a raw TCP connection, from its accept to its end. It is one request for the service of its port.
 //!
+//! The port is the service's own one at the activators, or its gateway port.
+//!
 //! It waits for a pod as a request of HTTP does, with the same bounds and timeouts. Nothing is read meanwhile, so a
 //! failed dial can be repeated, and the server may speak first. A failure has no response, so the client gets a reset.
 
 use std::{
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::wire::{AppProtocol, NamespacedName};
@@ -27,12 +29,25 @@ use crate::{
         route_choice::{check_target, pick_target},
         splice_pipes::SplicePipes,
         tcp_failure_log::TcpFailureLog,
-        tcp_relay::relay_tcp,
+        tcp_relay::{RelayActivity, relay_tcp},
     },
     revisions::revision::{ActivatorRevision, PodPermit, QueueEntry},
     routes::service::{PortProtocol, RoutedService},
     tcp_socket::{self, ResettingStream},
 };
+
+/// Request of raw TCP, which is one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpRequest<'a> {
+    /// Service whose pods take the connection.
+    pub service: &'a RoutedService,
+    /// Entrypoint that the connection came in by.
+    pub entrypoint: Entrypoint,
+    /// Address of the client.
+    pub client: IpAddr,
+    /// Idle deadline: the connection is reset once no byte has passed for so long; `None`: never.
+    pub idle_timeout: Option<Duration>,
+}
 
 /// State that all raw TCP connections share.
 #[derive(Debug, Default)]
@@ -72,22 +87,27 @@ impl RequestForwarder {
         }
     }
 
+    /// Protocol of the connections to a gateway port. Each is raw TCP; `Unknown`: no service has the port any more.
+    pub fn gateway_port_protocol(&self, port: u16) -> PortProtocol {
+        let service = self.routes.service_by_gateway_port(port);
+        service.map_or(PortProtocol::Unknown, PortProtocol::RawTcp)
+    }
+
     /// Serves a raw TCP connection until it has ended. The caller counts it as a request of `connection` meanwhile: one
     /// with a request is never closed in favour of a new one.
     pub async fn serve_tcp(
         &self,
         stream: TcpStream,
-        service: &RoutedService,
-        client: IpAddr,
+        request: TcpRequest<'_>,
         connection: &Arc<ClientConnection>,
     ) {
         let counters = &self.metrics.tcp_connections;
         let mut guard = TcpConnectionGuard { counters, end: TcpConnectionEnd::CutOff };
         let stream = ResettingStream::new(stream);
-        guard.end = match self.forward_tcp(stream, service, client, connection).await {
+        guard.end = match self.forward_tcp(stream, request, connection).await {
             Ok(end) => end,
             Err(failure) => {
-                self.tcp.log_failure(&service.name, client, &failure);
+                self.tcp.log_failure(&request.service.name, request.client, &failure);
                 TcpConnectionEnd::Failed
             }
         };
@@ -96,17 +116,19 @@ impl RequestForwarder {
     async fn forward_tcp(
         &self,
         stream: ResettingStream,
-        service: &RoutedService,
-        client: IpAddr,
+        request: TcpRequest<'_>,
         connection: &Arc<ClientConnection>,
     ) -> Result<TcpConnectionEnd, ProxyRequestError> {
-        let (permit, pod) = match self.wait_for_pod(&stream, service, client, connection).await? {
+        let (permit, pod) = match self.wait_for_pod(&stream, request, connection).await? {
             TcpWaitEnd::Connected(permit, pod) => (permit, pod),
             TcpWaitEnd::Ended(end) => return Ok(end),
         };
+        // The wait for a pod is no idle time, since its own bound ends it.
+        let activity = RelayActivity::begin();
         let relayed = tokio::select! {
-            relayed = relay_tcp(stream.stream(), pod.stream(), &self.tcp.pipes) => relayed,
+            relayed = relay_tcp(stream.stream(), pod.stream(), &self.tcp.pipes, &activity) => relayed,
             () = self.close_upgraded.cancelled() => return Ok(TcpConnectionEnd::CutOff),
+            () = activity.wait_idle(request.idle_timeout) => return Ok(TcpConnectionEnd::Idle),
         };
         if let Err(error) = relayed {
             let error = common::link::error_chain(&error);
@@ -122,12 +144,12 @@ impl RequestForwarder {
     async fn wait_for_pod(
         &self,
         stream: &ResettingStream,
-        service: &RoutedService,
-        client: IpAddr,
+        request: TcpRequest<'_>,
         connection: &Arc<ClientConnection>,
     ) -> Result<TcpWaitEnd, ProxyRequestError> {
+        let TcpRequest { service, entrypoint, client, .. } = request;
         let target = pick_target(service, random_u64())?;
-        let settings = check_target(target, Entrypoint::Service(service.port), Some(client))?;
+        let settings = check_target(target, entrypoint, Some(client))?;
         let revision = &target.revision;
         let stream = stream.stream();
         if let Err(error) = tcp_socket::keep_urgent_inline(stream) {

@@ -24,7 +24,7 @@ use crate::{
     routes::{
         agent_reports::AgentReports,
         index_entries::{HostIndexEntry, NameIndexEntry},
-        service::{RoutedService, TrafficShare},
+        service::{OpenPorts, RoutedService, TrafficShare},
     },
 };
 
@@ -33,6 +33,8 @@ use crate::{
 pub(super) struct RouteIndexState {
     pub(super) services: HashSet<NameIndexEntry<RoutedService>>,
     pub(super) by_port: HashMap<u16, Arc<RoutedService>>,
+    /// Services by their gateway port; few have one.
+    pub(super) by_gateway_port: BTreeMap<u16, Arc<RoutedService>>,
     pub(super) by_host: HashSet<HostIndexEntry>,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
@@ -64,7 +66,7 @@ impl RouteIndexState {
         Self { early_ready_pods, ..Self::default() }
     }
 
-    /// Adds or replaces a service. Returns true if its port has changed.
+    /// Adds or replaces a service. Returns true if one of its ports has changed.
     pub(super) fn set_service(
         &mut self,
         entry: wire::ServiceEntry,
@@ -74,7 +76,7 @@ impl RouteIndexState {
         // again.
         let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == entry.connection_path;
         let since = self.services.get(&entry.name).filter(same_path).map(|it| it.0.path_since);
-        let port_before = self.remove_service(&entry.name);
+        let ports_before = self.remove_service(&entry.name);
         let targets = entry.targets.into_iter().map(|target| TrafficShare {
             revision: self.get_or_create_revision(&target.revision, context),
             percent: target.percent,
@@ -92,25 +94,33 @@ impl RouteIndexState {
         });
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
+        if let Some(port) = service.gateway_port() {
+            self.by_gateway_port.insert(port, Arc::clone(&service));
+        }
         for host_index in 0..service.hosts.len() + service.domains().len() {
             self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
         }
-        let port = service.port;
+        let ports = service.open_ports();
         self.services.insert(NameIndexEntry(service));
-        port_before != Some(port)
+        ports_before != Some(ports)
     }
 
-    /// Removes a service. Returns the port that it had.
-    pub(super) fn remove_service(&mut self, name: &NamespacedName) -> Option<u16> {
+    /// Removes a service. Returns the ports that it had.
+    pub(super) fn remove_service(&mut self, name: &NamespacedName) -> Option<OpenPorts> {
         let NameIndexEntry(old) = self.services.take(name)?;
-        // Another service may have got the port or the host in the same batch.
+        // Another service may have got a port or the host in the same batch.
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
+        }
+        if let Some(port) = old.gateway_port()
+            && self.by_gateway_port.get(&port).is_some_and(|it| Arc::ptr_eq(it, &old))
+        {
+            self.by_gateway_port.remove(&port);
         }
         for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
         }
-        Some(old.port)
+        Some(old.open_ports())
     }
 
     /// Adds a host. The controller lists each host once. Should a table list one twice, the service that is first by

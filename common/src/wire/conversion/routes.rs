@@ -195,7 +195,12 @@ impl TryFrom<raw::Ingress> for GatewayRules {
         }
         let domains = message.domains.into_iter().chain(message.guarded_domains);
         let mapped_domains = domains.map(MappedDomain::try_from).collect::<WireResult<_>>()?;
-        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing })
+        Ok(Self {
+            redirects_to_https: message.redirects,
+            mapped_domains,
+            tag_routing,
+            gateway_port: parse_optional_port("ingress.gateway_port", message.gateway_port)?,
+        })
     }
 }
 
@@ -212,7 +217,8 @@ impl From<GatewayRules> for raw::Ingress {
             value.mapped_domains.into_iter().partition(|it| it.client_auth.is_some());
         let [domains, guarded_domains] =
             [open, guarded].map(|all| all.into_iter().map(Into::into).collect());
-        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags }
+        let gateway_port = value.gateway_port.map_or(0, |port| port.get().into());
+        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags, gateway_port }
     }
 }
 

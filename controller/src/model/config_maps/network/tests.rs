@@ -42,6 +42,7 @@ fn every_key_is_followed() {
                 min_version: TlsMinVersion::Tls13,
                 ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
             },
+            tcp_idle_timeout: None,
         },
     };
     let read = map(&[
