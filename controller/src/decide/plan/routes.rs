@@ -9,8 +9,8 @@ use common::wire::{
 use tracing::debug;
 
 use super::{
-    RevisionPlanContext, ServingAddresses, domain_mappings, readiness, revision_conditions, scale,
-    standby, traffic,
+    RevisionPlanContext, ServingAddresses, domain_mappings, gateway_ports, readiness,
+    revision_conditions, scale, standby, traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -171,8 +171,11 @@ fn service_subject(
         revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
-    // Bytes of any protocol name no host, by which a gateway could find their service.
-    let rules = gateway_rules(allocation, app, name, &service_name, cluster).filter(|_| !is_tcp);
+    // Bytes of any protocol name no host, by which a gateway could find their service. A port of the gateway can.
+    let rules = match is_tcp {
+        true => tcp_gateway_rules(allocation, app, name, cluster),
+        false => gateway_rules(allocation, app, name, &service_name, cluster),
+    };
     let public_host = public_host(allocation, app, name, cluster)
         .filter(|host| !is_tcp && !has_domain(rules.as_deref(), host));
     // Requests for a service without targets get 503 at once.
@@ -296,8 +299,23 @@ fn gateway_rules(
             &NamespacedName::new(name.namespace.clone(), service_name),
         ),
         tag_routing: tags,
+        gateway_port: None,
     };
     (rules != GatewayRules::default()).then(|| Box::new(rules))
+}
+
+/// Returns the rules of a name that serves raw TCP: its gateway port, which only a Route's own name may have.
+fn tcp_gateway_rules(
+    allocation: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<Box<GatewayRules>> {
+    if allocation.tag.is_some() {
+        return None;
+    }
+    let gateway_port = Some(gateway_ports::owned_port(app, name, cluster)?);
+    Some(Box::new(GatewayRules { gateway_port, ..GatewayRules::default() }))
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`

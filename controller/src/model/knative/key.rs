@@ -79,6 +79,10 @@ pub const CLIENT_AUTH: &str = "rouse.dev/client-auth";
 pub const HSTS: &str = "rouse.dev/hsts";
 /// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.
 pub const PROTOCOL: &str = "rouse.dev/protocol";
+/// Gateway port of a Route: each connection to it from outside is raw TCP for the service.
+pub const GATEWAY_PORT: &str = "rouse.dev/port";
+/// Annotation of the placeholder of a Route's own name: the gateway port that the Route owns.
+pub const OWNED_GATEWAY_PORT: &str = "rouse.dev/gateway-port";
 /// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.
 pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 /// Retired spelling of [`TOPOLOGY_MODE`], which counts first.

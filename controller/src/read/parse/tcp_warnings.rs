@@ -1,4 +1,5 @@
-//! Pure: warnings about settings of HTTP that have no effect on a Revision that speaks raw TCP.
+//! Pure: warnings about settings that have no effect because of the protocol: those of HTTP on a Revision that speaks raw
+//! TCP, and a gateway port on one that does not.
 
 use common::wire::AppProtocol;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,8 +10,8 @@ use crate::model::{
     problem::Problem,
 };
 
-/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`. `meta` is the
-/// metadata of the object, `template` that of its template, and `spec` the spec of its template.
+/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`, and of a gateway
+/// port on one whose template does not. `meta` is the metadata of the object, `template` that of its template, and `spec` the spec of its template.
 pub(super) fn warn_http_settings(
     meta: &ObjectMeta,
     template: &ObjectMeta,
@@ -18,13 +19,17 @@ pub(super) fn warn_http_settings(
     warnings: &mut Vec<Problem>,
 ) {
     let value = template.annotations.as_ref().and_then(|all| all.get(key::PROTOCOL));
-    if value.and_then(|it| parse_protocol(it)) != Some(AppProtocol::Tcp) {
-        return;
-    }
+    let is_tcp = value.and_then(|it| parse_protocol(it)) == Some(AppProtocol::Tcp);
     let mut warn = |at: String, field: &str, reason: &str| {
         warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
     };
     let annotations = meta.annotations.iter().flat_map(|all| all.keys());
+    if !is_tcp {
+        for name in annotations.filter(|it| *it == key::GATEWAY_PORT) {
+            warn(format!("metadata.annotations.{name}"), name, "only raw TCP has a gateway port");
+        }
+        return;
+    }
     for name in annotations.filter(|it| key::HTTP_PROTOCOL.contains(&it.as_str())) {
         warn(format!("metadata.annotations.{name}"), name, "raw TCP has no host outside");
     }
