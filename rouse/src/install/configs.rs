@@ -156,6 +156,20 @@ pub(crate) fn is_operator_owned(object: &Value) -> bool {
     object["kind"] == "ConfigMap" && name.starts_with("config-")
 }
 
+fn set_network_data(data: &mut Value, settings: &InstallSettings) {
+    let proxies: Vec<String> = settings.trusted_proxies.iter().map(ToString::to_string).collect();
+    if !proxies.is_empty() {
+        data["rouse.dev.trusted-proxies"] = proxies.join(",").into();
+        if settings.proxy_protocol {
+            data["rouse.dev.proxy-protocol"] = "true".into();
+        }
+    }
+    let ports: Vec<String> = settings.gateway_ports.iter().map(ToString::to_string).collect();
+    if !ports.is_empty() {
+        data["rouse.dev.gateway-ports"] = ports.join(",").into();
+    }
+}
+
 fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
     let mut map = namespaced_object("v1", "ConfigMap", &format!("config-{name}"), "", settings);
     map["metadata"]["annotations"] = json!({CHECKSUM_ANNOTATION: checksum(example)});
@@ -166,14 +180,7 @@ fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
         "defaults" if settings.profile == InstallProfile::Fast => {
             data["automount-service-account-token"] = "false".into();
         }
-        "network" if !settings.trusted_proxies.is_empty() => {
-            let proxies: Vec<String> =
-                settings.trusted_proxies.iter().map(ToString::to_string).collect();
-            data["rouse.dev.trusted-proxies"] = proxies.join(",").into();
-            if settings.proxy_protocol {
-                data["rouse.dev.proxy-protocol"] = "true".into();
-            }
-        }
+        "network" => set_network_data(&mut data, settings),
         "deployment" if settings.profile == InstallProfile::Fast => {
             data["bind-pods"] = "true".into()
         }

@@ -13,12 +13,9 @@ use crate::model::{
         AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
         name_registry::NameClaimant,
     },
+    config_maps::port_ranges::is_reserved_gateway_port,
     knative::key,
 };
-
-/// Ports that no service gets: those of HTTP and HTTPS at the gateway, and those on which activators listen for
-/// anything else.
-const RESERVED_PORTS: [u16; 7] = [80, 443, 7103, 7120, 8012, 8080, 8443];
 
 /// Returns the gateway port that a Route may claim, or the reason why it may claim none. `None`: it asks for none.
 ///
@@ -35,7 +32,7 @@ pub(crate) fn claimable_port(
         let message = format!("{} is {text:?}: use a port, 1 to 65535", key::GATEWAY_PORT);
         return refused("InvalidGatewayPort", message);
     };
-    if is_reserved(port, cluster) {
+    if is_reserved_gateway_port(port, cluster.settings.activator_port_range) {
         let message = format!("Port {port} is one of the activators' own ports");
         return refused("GatewayPortReserved", message);
     }
@@ -52,11 +49,6 @@ pub(crate) fn claimable_port(
         return refused("ClusterLocal", message);
     }
     Some(Ok(port))
-}
-
-fn is_reserved(port: NonZeroU16, cluster: &ClusterState) -> bool {
-    let (first, last) = cluster.settings.activator_port_range;
-    RESERVED_PORTS.contains(&port.get()) || (first..=last).contains(&port.get())
 }
 
 fn is_permitted(port: NonZeroU16, cluster: &ClusterState) -> bool {

@@ -2,6 +2,17 @@
 
 use std::{num::NonZeroU16, ops::RangeInclusive};
 
+/// Ports that no service gets: those of HTTP and HTTPS at the gateway, and those on which activators listen for
+/// anything else.
+const RESERVED_PORTS: [u16; 7] = [80, 443, 7103, 7120, 8012, 8080, 8443];
+
+/// Returns true if no service may have this gateway port. `activator_ports` are the first and the last port for names at
+/// the activators.
+pub fn is_reserved_gateway_port(port: NonZeroU16, activator_ports: (u16, u16)) -> bool {
+    let (first, last) = activator_ports;
+    RESERVED_PORTS.contains(&port.get()) || (first..=last).contains(&port.get())
+}
+
 /// Set of ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRanges(Vec<RangeInclusive<u16>>);
