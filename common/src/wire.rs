@@ -249,6 +249,9 @@ pub struct MappedDomain {
     pub client_auth: Option<ClientAuth>,
     /// `Strict-Transport-Security` of the host; `None`: that of [`EdgeSettings`].
     pub hsts: Option<HstsPolicy>,
+    /// True if TLS of the host is passed through: the gateway reads the name of the ClientHello only, and each connection
+    /// is raw TCP for the service.
+    pub passes_tls: bool,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

@@ -52,6 +52,7 @@ fn revision_name(number: u8) -> NamespacedName {
 
 fn domain(host: String, redirects_to_https: bool) -> MappedDomain {
     MappedDomain {
+        passes_tls: false,
         host,
         host_rewrite: None,
         redirects_to_https,

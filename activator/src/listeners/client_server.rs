@@ -55,6 +55,7 @@ use crate::{
 };
 
 mod accept;
+mod passthrough;
 mod port_protocol;
 mod tls_accept;
 
@@ -236,8 +237,8 @@ impl ClientConnectionServer {
             ClientTransport::Plain => AcceptedStream::from(stream),
             // Boxed, so that nothing of the handshake is left afterwards.
             ClientTransport::Tls => {
-                let accepted = self.accept_tls(stream, client, &client_connection);
-                match Box::pin(accepted).await {
+                let tls = self.serve_tls(stream, entrypoint, client, &client_connection, edge);
+                match Box::pin(tls).await {
                     Some(stream) => stream,
                     None => return Ok(()),
                 }

@@ -119,6 +119,17 @@ impl RouteIndex {
         Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
+    /// Returns true if TLS of any host is passed through.
+    pub fn has_passthrough_hosts(&self) -> bool {
+        self.read().passthrough_hosts > 0
+    }
+
+    /// Service to which TLS of this host is passed through; the host is in lower case and without port.
+    pub fn passthrough_service(&self, host: &str) -> Option<Arc<RoutedService>> {
+        let found = self.match_host(host)?;
+        found.domain().is_some_and(|it| it.passes_tls).then_some(found.service)
+    }
+
     /// Rules of the DomainMapping of this host for handshakes; the host is in lower case and without port. Without such
     /// a mapping there are none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {

@@ -107,6 +107,11 @@ impl RoutedService {
         self.gateway_rules.as_ref().map_or(&[], |it| &it.mapped_domains)
     }
 
+    /// Number of hosts whose TLS is passed through to the service.
+    pub(crate) fn passthrough_hosts(&self) -> usize {
+        self.domains().iter().filter(|it| it.passes_tls).count()
+    }
+
     /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.
     pub(crate) fn nth_host(&self, at: usize) -> Option<&str> {
         let own = self.hosts.get(at).map(AsRef::as_ref);

@@ -9,8 +9,8 @@ use std::{
 };
 
 use common::wire::{
-    AllowedSources, AppProtocol, EdgeSettings, GatewayRules, NamespacedName, RouteTable,
-    ServiceEntry,
+    AllowedSources, AppProtocol, EdgeSettings, GatewayRules, MappedDomain, NamespacedName,
+    RouteTable, ServiceEntry,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -227,4 +227,88 @@ fn the_addresses_of_gateway_ports_are_those_of_the_gateway() {
     config.outside = Some("192.0.2.7:80".parse().unwrap());
     let addresses: Vec<String> = config.gateway_ips().iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["127.0.0.1", "192.0.2.7"]);
+}
+
+/// ClientHello that names this host, with the extensions that servers require.
+fn client_hello(host: &str) -> Vec<u8> {
+    let with_length = |content: &[u8]| {
+        let length = u16::try_from(content.len()).unwrap().to_be_bytes();
+        [&length[..], content].concat()
+    };
+    let names = with_length(&[&[0][..], &with_length(host.as_bytes())].concat());
+    let schemes = with_length(&[4, 3, 8, 4]);
+    let server_name = [&[0, 0][..], &with_length(&names)].concat();
+    let signature_algorithms = [&[0, 13][..], &with_length(&schemes)].concat();
+    let extensions = with_length(&[server_name, signature_algorithms].concat());
+    let fixed = [&[3, 3][..], &[7; 32], &[0], &[0, 2, 0x13, 1], &[1, 0]].concat();
+    let body = [fixed, extensions].concat();
+    let message = [&[1, 0][..], &with_length(&body)].concat();
+    [&[22, 3, 1][..], &with_length(&message)].concat()
+}
+
+fn passthrough_rules(host: &str) -> GatewayRules {
+    let domain = MappedDomain {
+        host: host.to_owned(),
+        host_rewrite: None,
+        redirects_to_https: false,
+        certificate: None,
+        client_auth: None,
+        hsts: None,
+        passes_tls: true,
+    };
+    GatewayRules { mapped_domains: vec![domain], ..GatewayRules::default() }
+}
+
+/// Reads as many bytes as `expected` has, and compares them.
+async fn assert_received(client: &mut TcpStream, expected: &[u8]) {
+    let mut got = vec![0; expected.len()];
+    tokio::time::timeout(LONG, client.read_exact(&mut got)).await.expect("in time").unwrap();
+    assert!(got == expected, "{got:?}");
+}
+
+#[tokio::test]
+async fn tls_of_a_passthrough_host_reaches_the_pod_as_it_is() {
+    let mut fixture = start_with_port(unused_port()).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    fixture.apply_change(|table| {
+        let rules = passthrough_rules("db.example");
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+    });
+    let hello = client_hello("DB.example");
+    let passed = [&b"220 ready\n"[..], &hello].concat();
+    // At once, and in three parts.
+    for part in [hello.len(), 40] {
+        let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        for bytes in hello.chunks(part) {
+            client.write_all(bytes).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_received(&mut client, &passed).await;
+    }
+    // Other hosts have their handshake, here without a certificate.
+    let mut other = TcpStream::connect(fixture.outside_tls).await.unwrap();
+    other.write_all(&client_hello("other.example")).await.unwrap();
+    assert_received(&mut other, &[0x15, 3, 3, 0, 2, 2, 112]).await;
+    // Without TLS the host leads to no service of HTTP.
+    let request = "GET / HTTP/1.1\r\nhost: db.example\r\nconnection: close\r\n\r\n";
+    let response = fixture.exchange_at(fixture.outside, request).await;
+    assert!(!response.starts_with("HTTP/1.1 2"), "{response}");
+}
+
+#[tokio::test]
+async fn a_passthrough_host_that_goes_has_no_certificate_and_then_a_handshake() {
+    let mut fixture = start_with_port(unused_port()).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    for is_passed in [true, false] {
+        fixture.apply_change(|table| {
+            let rules = passthrough_rules("db.example");
+            let rules = is_passed.then(|| Box::new(rules));
+            table.services.get_mut(&service()).unwrap().gateway_rules = rules;
+        });
+        let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+        client.write_all(&client_hello("db.example")).await.unwrap();
+        let expected: &[u8] = if is_passed { b"220 ready\n" } else { &[0x15, 3, 3, 0, 2, 2, 112] };
+        assert_received(&mut client, expected).await;
+    }
 }

@@ -29,6 +29,7 @@ fn set_gateway_rules(fixture: &mut ActivatorFixture, rules: GatewayRules) {
 
 fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
     MappedDomain {
+        passes_tls: false,
         host: host.into(),
         host_rewrite: rewrite.map(Into::into),
         redirects_to_https: false,

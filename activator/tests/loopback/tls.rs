@@ -127,6 +127,7 @@ async fn alpn_selects_the_version() {
 
 fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
     MappedDomain {
+        passes_tls: false,
         host: host.to_owned(),
         host_rewrite: None,
         redirects_to_https: false,

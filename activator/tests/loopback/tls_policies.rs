@@ -50,6 +50,7 @@ fn ca_name() -> NamespacedName {
 
 fn mapped(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
     MappedDomain {
+        passes_tls: false,
         host: host.to_owned(),
         host_rewrite: None,
         redirects_to_https: false,

@@ -133,6 +133,15 @@ impl ClientConnectionServer {
         }
         let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
         let name = start.client_hello().server_name().map(normalize_name);
+        let routes = &self.forwarder.routes;
+        if let Some(name) = name.as_ref().filter(|it| routes.passthrough_service(it).is_some()) {
+            // The table did not name it so when the ClientHello was looked at, or it came too late. The certificate of
+            // another host would be a wrong answer.
+            let error = HandshakeError::NoCertificate(name.clone());
+            let mut stream = start.io;
+            let _ = stream.write_all(&alert_record(&error)).await;
+            return Err(error);
+        }
         let rules = name.as_deref().map(|it| self.forwarder.routes.handshake_rules(it));
         let rules = rules.unwrap_or_default();
         let config = match self.choose_config(&rules, name.as_deref()) {

@@ -36,6 +36,8 @@ pub(super) struct RouteIndexState {
     /// Services by their gateway port; few have one.
     pub(super) by_gateway_port: BTreeMap<u16, Arc<RoutedService>>,
     pub(super) by_host: HashSet<HostIndexEntry>,
+    /// Number of hosts whose TLS is passed through.
+    pub(super) passthrough_hosts: usize,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
@@ -100,6 +102,7 @@ impl RouteIndexState {
         for host_index in 0..service.hosts.len() + service.domains().len() {
             self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
         }
+        self.passthrough_hosts += service.passthrough_hosts();
         let ports = service.open_ports();
         self.services.insert(NameIndexEntry(service));
         ports_before != Some(ports)
@@ -120,6 +123,7 @@ impl RouteIndexState {
         for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
         }
+        self.passthrough_hosts -= old.passthrough_hosts();
         Some(old.open_ports())
     }
 

@@ -194,7 +194,11 @@ impl TryFrom<raw::Ingress> for GatewayRules {
             return Err(WireError::new("ingress.guarded_domains", "", "must have client_auth"));
         }
         let domains = message.domains.into_iter().chain(message.guarded_domains);
-        let mapped_domains = domains.map(MappedDomain::try_from).collect::<WireResult<_>>()?;
+        let mut mapped_domains =
+            domains.map(MappedDomain::try_from).collect::<WireResult<Vec<_>>>()?;
+        for domain in message.passthrough_domains {
+            mapped_domains.push(MappedDomain { passes_tls: true, ..domain.try_into()? });
+        }
         Ok(Self {
             redirects_to_https: message.redirects,
             mapped_domains,
@@ -213,12 +217,21 @@ impl From<GatewayRules> for raw::Ingress {
             }
             TagRouting::ServeTag(own) => Tags::Tag(own),
         });
+        let (passthrough, ended): (Vec<_>, Vec<_>) =
+            value.mapped_domains.into_iter().partition(|it| it.passes_tls);
         let (guarded, open): (Vec<_>, Vec<_>) =
-            value.mapped_domains.into_iter().partition(|it| it.client_auth.is_some());
-        let [domains, guarded_domains] =
-            [open, guarded].map(|all| all.into_iter().map(Into::into).collect());
+            ended.into_iter().partition(|it| it.client_auth.is_some());
+        let [domains, guarded_domains, passthrough_domains] =
+            [open, guarded, passthrough].map(|all| all.into_iter().map(Into::into).collect());
         let gateway_port = value.gateway_port.map_or(0, |port| port.get().into());
-        Self { redirects: value.redirects_to_https, domains, guarded_domains, tags, gateway_port }
+        Self {
+            redirects: value.redirects_to_https,
+            domains,
+            guarded_domains,
+            passthrough_domains,
+            tags,
+            gateway_port,
+        }
     }
 }
 
@@ -239,6 +252,7 @@ impl TryFrom<raw::Domain> for MappedDomain {
             certificate,
             client_auth: message.client_auth.map(ClientAuth::try_from).transpose()?,
             hsts: parse_hsts("domain.hsts", &message.hsts)?,
+            passes_tls: false,
         })
     }
 }

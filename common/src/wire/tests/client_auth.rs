@@ -7,6 +7,7 @@ use crate::fixtures;
 
 fn domain(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
     MappedDomain {
+        passes_tls: false,
         host: host.into(),
         host_rewrite: None,
         redirects_to_https: false,
@@ -100,4 +101,16 @@ fn policies_that_this_component_does_not_support_are_refused() {
         refusal(none),
         "field edge.tls_ciphers is \"1\": must have a cipher of the lowest version or a later one"
     );
+}
+
+/// An earlier release would end TLS of such a host, and read HTTP.
+#[test]
+fn a_host_that_passes_tls_through_is_not_where_an_earlier_release_looks() {
+    let passed = MappedDomain { passes_tls: true, ..domain("db.example", None) };
+    let all = vec![domain("a.example", None), passed];
+    let message = raw::Ingress::from(rules(all.clone()));
+    let hosts: Vec<&str> = message.domains.iter().map(|it| it.host.as_str()).collect();
+    assert_eq!((hosts, message.guarded_domains.len()), (vec!["a.example"], 0));
+    assert_eq!(message.passthrough_domains.len(), 1);
+    assert_eq!(GatewayRules::try_from(message), Ok(rules(all)));
 }

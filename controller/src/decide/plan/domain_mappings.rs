@@ -168,6 +168,7 @@ pub(super) fn mapped_domains(
         Some(NamespacedName::new(name.namespace.clone(), secret))
     };
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
+        passes_tls: false,
         host: name.name.to_ascii_lowercase(),
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
