@@ -299,6 +299,7 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
             annotation(object, key::CLIENT_AUTH),
         ),
         served_client_ca: None,
+        passes_tls: annotation(object, key::TLS) == Some(key::TLS_PASSTHROUGH),
         hsts: annotation(object, key::HSTS).and_then(|it| HstsPolicy::parse(it).ok()),
         http_protocol: http.map(Into::into),
         conditions: ConditionSet::default(),

@@ -98,6 +98,23 @@ fn target_serves_tcp(cluster: &ClusterState, mapping: &DomainMappingState) -> bo
     target.is_some_and(|it| routes::serves_tcp(app, &route, it.tag.as_deref(), cluster))
 }
 
+/// Returns the status of `ReferenceResolved` as far as the protocol of the target decides it: only HTTP names a host,
+/// except within TLS that is passed through.
+fn protocol_status(cluster: &ClusterState, mapping: &DomainMappingState) -> ConditionStatus {
+    let target = format!("{} {:?}", mapping.target_resource, mapping.target.name);
+    let message = match (target_serves_tcp(cluster, mapping), mapping.passes_tls) {
+        (true, false) => format!("{target} speaks raw TCP, and only HTTP names a domain"),
+        (false, true) => {
+            format!("{target} speaks HTTP, and TLS is passed through to raw TCP only")
+        }
+        (true, true) if mapping.client_auth.is_some() => {
+            "The gateway cannot ask for client certificates in TLS that it passes through".into()
+        }
+        (true, true) | (false, false) => return ConditionStatus::True(None),
+    };
+    ConditionStatus::False(ConditionReason::new("ResolveFailed", message))
+}
+
 /// Sets all conditions of a mapping.
 pub fn update_conditions(
     cluster: &ClusterState,
@@ -112,16 +129,7 @@ pub fn update_conditions(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
         )),
-        Ok(_) if target_serves_tcp(cluster, mapping) => {
-            ConditionStatus::False(ConditionReason::new(
-                "ResolveFailed",
-                format!(
-                    "{} {:?} speaks raw TCP, and only HTTP names a domain",
-                    mapping.target_resource, mapping.target.name
-                ),
-            ))
-        }
-        Ok(_) => ConditionStatus::True(None),
+        Ok(_) => protocol_status(cluster, mapping),
     };
     let certificate = client_cas::tls_status(cluster, name, mapping, now);
     let conditions = &mut mapping.conditions;
@@ -147,10 +155,11 @@ pub fn update_conditions(
     conditions.set(ConditionType::DomainReady, ready, now);
 }
 
-/// Returns the domains mapped to the service of this name, in order.
+/// Returns the domains mapped to the service of this name, in order: those whose TLS is passed through, or all others.
 pub(super) fn mapped_domains(
     cluster: &ClusterState,
     service: &NamespacedName,
+    passes_tls: bool,
 ) -> Vec<MappedDomain> {
     let all = cluster.domains.mappings_by_target.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
@@ -161,6 +170,9 @@ pub(super) fn mapped_domains(
                 || (it.service == mapping.target && mapping.client_auth.is_some())
         }) && matches!(claimed_status(cluster, name), ConditionStatus::True(_))
             && resolve_target(cluster, name, mapping).is_ok()
+            && mapping.passes_tls == passes_tls
+            // A demand that the gateway cannot make must open no host.
+            && !(passes_tls && mapping.client_auth.is_some())
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
     let certificate = |name: &NamespacedName, mapping: &DomainMappingState| {
@@ -168,7 +180,7 @@ pub(super) fn mapped_domains(
         Some(NamespacedName::new(name.namespace.clone(), secret))
     };
     let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
-        passes_tls: false,
+        passes_tls,
         host: name.name.to_ascii_lowercase(),
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),

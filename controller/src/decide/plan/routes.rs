@@ -173,7 +173,7 @@ fn service_subject(
     };
     // Bytes of any protocol name no host, by which a gateway could find their service. A port of the gateway can.
     let rules = match is_tcp {
-        true => tcp_gateway_rules(allocation, app, name, cluster),
+        true => tcp_gateway_rules(allocation, app, name, &service_name, cluster),
         false => gateway_rules(allocation, app, name, &service_name, cluster),
     };
     let public_host = public_host(allocation, app, name, cluster)
@@ -297,6 +297,7 @@ fn gateway_rules(
         mapped_domains: domain_mappings::mapped_domains(
             cluster,
             &NamespacedName::new(name.namespace.clone(), service_name),
+            false,
         ),
         tag_routing: tags,
         gateway_port: None,
@@ -304,18 +305,26 @@ fn gateway_rules(
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
-/// Returns the rules of a name that serves raw TCP: its gateway port, which only a Route's own name may have.
+/// Returns the rules of a name that serves raw TCP: its domains whose TLS is passed through, and its gateway port, which
+/// only a Route's own name may have.
 fn tcp_gateway_rules(
     allocation: &RouteNameAllocation,
     app: &AppState,
     name: &NamespacedName,
+    service_name: &str,
     cluster: &ClusterState,
 ) -> Option<Box<GatewayRules>> {
-    if allocation.tag.is_some() {
-        return None;
-    }
-    let gateway_port = Some(gateway_ports::owned_port(app, name, cluster)?);
-    Some(Box::new(GatewayRules { gateway_port, ..GatewayRules::default() }))
+    let service = NamespacedName::new(name.namespace.clone(), service_name);
+    let gateway_port = match allocation.tag {
+        None => gateway_ports::owned_port(app, name, cluster),
+        Some(_) => None,
+    };
+    let rules = GatewayRules {
+        mapped_domains: domain_mappings::mapped_domains(cluster, &service, true),
+        gateway_port,
+        ..GatewayRules::default()
+    };
+    (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`

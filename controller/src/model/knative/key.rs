@@ -75,6 +75,10 @@ pub const PATH: &str = "rouse.dev/path";
 pub const CLIENT_CA: &str = "rouse.dev/client-ca";
 /// Demand for certificates of a DomainMapping's clients: `require` or `optional`.
 pub const CLIENT_AUTH: &str = "rouse.dev/client-auth";
+/// Treatment of TLS of a DomainMapping: `passthrough` leaves it to a service of raw TCP.
+pub const TLS: &str = "rouse.dev/tls";
+/// Only value of [`TLS`].
+pub const TLS_PASSTHROUGH: &str = "passthrough";
 /// `Strict-Transport-Security` of a DomainMapping.
 pub const HSTS: &str = "rouse.dev/hsts";
 /// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.

@@ -85,12 +85,13 @@ const NO_TLS: &str =
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
-pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 49] = [
+pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 50] = [
     known_key(&key::ROLLOUT_DURATION, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(&[key::CLIENT_CA], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::CLIENT_AUTH], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::HSTS], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::TLS], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::PATH], PATH_PLACES, ON_ROUTE),
     known_key(&[key::GATEWAY_PORT], ROUTE_PLACES, ON_ROUTE),
     known_key(&[key::TRAFFIC_DISTRIBUTION], PATH_PLACES, ON_ROUTE),

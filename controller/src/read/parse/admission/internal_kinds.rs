@@ -69,6 +69,7 @@ pub(super) fn check_domain_mapping(
     if let Some(annotations) = &meta.annotations {
         check_client_auth(annotations, problems);
         check_hsts(annotations, problems);
+        check_tls_passthrough(annotations, problems);
     }
     if let Some(tls) = request.object.pointer("/spec/tls").filter(|it| !it.is_null()) {
         check_certificate_secret(tls, problems);
@@ -115,6 +116,19 @@ fn check_hsts(annotations: &BTreeMap<String, String>, problems: &mut Vec<Problem
     if let Err(fault) = HstsPolicy::parse(text) {
         let problem = Problem::invalid(format!("metadata.annotations.{}", key::HSTS), text);
         problems.push(problem.with_details(fault.to_string()));
+    }
+}
+
+/// Checks Rouse's own annotation for TLS that is passed through. The gateway then has no say in it.
+fn check_tls_passthrough(annotations: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
+    let at = |key: &str| format!("metadata.annotations.{key}");
+    let Some(value) = annotations.get(key::TLS) else { return };
+    if value != key::TLS_PASSTHROUGH {
+        let problem = Problem::invalid(at(key::TLS), value);
+        problems.push(problem.with_details("use passthrough"));
+    } else if let Some(ca) = annotations.get(key::CLIENT_CA) {
+        let problem = Problem::invalid(at(key::CLIENT_CA), ca);
+        problems.push(problem.with_details("TLS is passed through, so the server has to ask"));
     }
 }
 

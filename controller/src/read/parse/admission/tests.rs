@@ -688,6 +688,15 @@ fn policies_of_a_domain_are_refused_with_their_fault() {
             (mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: optional}"), ""),
             (mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: require}"), ""),
             (mapping("{rouse.dev/hsts: max-age=31536000; includeSubDomains}"), ""),
+            (mapping("{rouse.dev/tls: passthrough}"), ""),
+            (
+                mapping("{rouse.dev/tls: terminate}"),
+                "invalid value: terminate: metadata.annotations.rouse.dev/tls\nuse passthrough",
+            ),
+            (
+                mapping("{rouse.dev/tls: passthrough, rouse.dev/client-ca: clients}"),
+                "invalid value: clients: metadata.annotations.rouse.dev/client-ca\nTLS is passed through, so the server has to ask",
+            ),
             (
                 mapping("{rouse.dev/client-ca: other/clients}"),
                 "invalid value: other/clients: metadata.annotations.rouse.dev/client-ca\nit must be the name of a Secret",

@@ -117,3 +117,45 @@ fn a_first_revision_that_is_not_ready_decides_the_protocol_of_its_name() {
     let service = &table.services[&name("hello")];
     assert_eq!((service.targets.len(), service.protocol), (0, Some(AppProtocol::Tcp)));
 }
+
+/// Maps the domain to `hello`, with these annotations.
+fn map_with(api_server: &mut FakeApiServer, domain: &str, annotations: Value) {
+    let reference =
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
+    let body = json!({
+        "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
+        "metadata": {"name": domain, "namespace": NAMESPACE, "annotations": annotations},
+        "spec": {"ref": reference},
+    });
+    for event in api_server.apply(ResourceKind::DomainMapping, &name(domain), body) {
+        api_server.step(event);
+    }
+}
+
+#[test]
+fn a_domain_passes_tls_through_to_raw_tcp_only() {
+    let mut api_server = FakeApiServer::new();
+    let domain = "db.shop.test";
+    api_server.claim_domain(domain, NAMESPACE);
+    let passthrough = json!({key::TLS: key::TLS_PASSTHROUGH});
+    map_with(&mut api_server, domain, passthrough.clone());
+    apply_with_protocol(&mut api_server, "hello:v1", "http1", json!({}));
+    let resolved = |api_server: &FakeApiServer| {
+        api_server.condition(ResourceKind::DomainMapping, domain, "ReferenceResolved")
+    };
+    let hosts = |api_server: &FakeApiServer| -> Vec<String> {
+        let rules = api_server.table().services[&name("hello")].gateway_rules.clone();
+        let domains = rules.into_iter().flat_map(|it| it.mapped_domains);
+        domains.map(|it| format!("{} {}", it.host, it.passes_tls)).collect()
+    };
+    let http = "False ResolveFailed: services.serving.knative.dev \"hello\" speaks HTTP, and TLS is passed through to raw TCP only";
+    assert_eq!((resolved(&api_server), hosts(&api_server)), (http.to_owned(), vec![]));
+    apply_with_protocol(&mut api_server, "hello:v2", "tcp", json!({}));
+    let passed = vec!["db.shop.test true".to_owned()];
+    assert_eq!((resolved(&api_server), hosts(&api_server)), ("True : ".to_owned(), passed));
+    // The gateway cannot read what passes through, so such a host must not be open to all.
+    let guarded = json!({key::TLS: key::TLS_PASSTHROUGH, key::CLIENT_CA: "clients"});
+    map_with(&mut api_server, domain, guarded);
+    let closed = "False ResolveFailed: The gateway cannot ask for client certificates in TLS that it passes through";
+    assert_eq!((resolved(&api_server), hosts(&api_server)), (closed.to_owned(), vec![]));
+}
