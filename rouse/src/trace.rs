@@ -70,7 +70,8 @@ struct ConnectOptions {
 /// Options for a request to a host.
 #[derive(Debug, Args)]
 struct RequestOptions {
-    /// Listener of the request: outside, inside, or the port of a service at the activators [default: outside]
+    /// Listener of the request: outside, inside, the port of a service at the activators, or outside:PORT for a gateway
+    /// port [default: outside]
     #[arg(long, value_name = "ENTRYPOINT", value_parser = check_entrypoint)]
     entrypoint: Option<Entrypoint>,
     /// The client's connection has TLS

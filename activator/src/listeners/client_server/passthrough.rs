@@ -26,8 +26,8 @@ const FIRST_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 impl ClientConnectionServer {
-    /// Serves a connection of TLS until its end if its host passes TLS through. Otherwise completes the handshake. `None`:
-    /// the connection has ended.
+    /// Serves a connection of TLS until its end if its host passes TLS through. Otherwise completes the handshake.
+    /// `None`: the connection has ended.
     pub(super) async fn serve_tls(
         &self,
         stream: TcpStream,
