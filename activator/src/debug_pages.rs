@@ -185,7 +185,7 @@ impl RoutesSource {
             .filter_map(|host| {
                 let service_match = match host.private_service {
                     Some(service) => ServiceMatch::from(Arc::clone(service)),
-                    None => self.forwarder.routes.match_host(&host.name)?,
+                    None => self.forwarder.routes.match_listed_host(&host.name)?,
                 };
                 let is_public = host.private_service.is_none();
                 Some(HostSnapshot { name: host.name.into_owned(), service_match, is_public })
@@ -237,7 +237,8 @@ impl RoutesSource {
         let choice = self.choose(request, head);
         let service = match &choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
-            Ok(RouteChoice::Probe(_) | RouteChoice::Redirect(..)) | Err(_) => None,
+            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Redirect(..))
+            | Err(_) => None,
         };
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();
         let no_target = service.and_then(|choice| pick_target(&choice.service, 0).err());

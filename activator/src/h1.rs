@@ -124,10 +124,13 @@ fn write_content_length(length: u64, out: &mut BytesMut) {
     write_field(&header::CONTENT_LENGTH, length.to_string().as_bytes(), out);
 }
 
-/// Writes the transfer codings of the body; the last one is the activator's own.
+/// Writes the transfer codings of the body; the last one is the activator's own. Empty elements of the list are left
+/// out, since some servers refuse them (RFC 9110 §5.6.1).
 fn write_transfer_encoding(headers: &HeaderMap, out: &mut BytesMut) {
+    let values = headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
+    let elements = values.flat_map(|value| value.split(|byte| *byte == b','));
     let all: Vec<&[u8]> =
-        headers.get_all(header::TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes).collect();
+        elements.map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()).collect();
     let codings = all.join(&b", "[..]);
     if is_chunked(headers) {
         write_field(&header::TRANSFER_ENCODING, &codings, out);

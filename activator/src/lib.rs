@@ -14,6 +14,7 @@
 //! | [`route_facts`], [`traced_request`] | Pure: facts about the routes in force, as pages have them; their queries |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
+//! | [`telemetry`] | spans and metrics of requests, and their export |
 //! | [`tls`] | certificates of hosts at the gateway, the choice of one for each handshake, and client CAs |
 //! | [`clients`] | client connections: their sockets, and the memory that they use |
 //! | [`slots`] | slots of Revisions with a hard limit, shared by the activators |
@@ -71,6 +72,7 @@ pub mod route_stream;
 pub mod routes;
 pub mod slots;
 pub mod tcp_socket;
+pub mod telemetry;
 pub mod tls;
 pub mod traced_request;
 
@@ -89,13 +91,20 @@ use crate::{
     peer_streams::PeerStreams,
     pods::endpoint::PodConnectionSettings,
     requests::{forwarder::RequestForwarder, request_log::RequestLogger},
-    revisions::{revision::RevisionContext, usage_reporter::QueueUsageReporter},
+    revisions::{
+        revision::{RevisionContext, RevisionQueueMetrics},
+        usage_reporter::QueueUsageReporter,
+    },
     route_stream::RoutesReceivedFlag,
     routes::{
         index::{ActivatorListing, RouteIndex},
         revision_metrics::RevisionQueueCollector,
     },
     slots::peers::Peers,
+    telemetry::{
+        otlp_metrics::RevisionGauges, recorder::TelemetryRecorder,
+        request_metrics::RequestMetricsCollector,
+    },
     tls::{
         certificate_files::{CertificateFileError, CertificateFiles, FileCertificate},
         client_cas::ClientCas,
@@ -175,7 +184,13 @@ impl ActivatorInstance {
         let edge_policy = EdgePolicy::new(config.edge_settings());
         let certificates = HostCertificates::new(metrics.tls.clone());
         certificates.set_tls(&edge_policy.current().tls);
+        let telemetry = TelemetryRecorder::new(
+            config.name(),
+            metrics.spans.clone(),
+            metrics.metric_messages.clone(),
+        );
         let forwarder = Arc::new(RequestForwarder {
+            telemetry: Arc::new(telemetry),
             routes: Arc::new(RouteIndex::new(revision_context)),
             edge_policy,
             certificates: Arc::new(certificates),
@@ -189,8 +204,7 @@ impl ActivatorInstance {
             close_when_idle: stop_listeners.clone(),
             close_upgraded: CancellationToken::new(),
         });
-        registry
-            .register_collector(Box::new(RevisionQueueCollector(Arc::clone(&forwarder.routes))));
+        register_request_metrics(&forwarder, registry);
         let client_connections =
             Arc::new(ClientConnections::new(budget, forwarder.metrics.refusals.clone()));
         let server =
@@ -348,7 +362,11 @@ pub async fn run(
         // to it.
         activator.drain(&config).await;
         peers.announce_shutdown().await;
-        activator.forwarder.request_log.flush(LOG_FLUSH_TIMEOUT).await;
+        let forwarder = &activator.forwarder;
+        tokio::join!(
+            forwarder.request_log.flush(LOG_FLUSH_TIMEOUT),
+            forwarder.telemetry.flush(LOG_FLUSH_TIMEOUT),
+        );
     };
     info!(name = %config.name(), controller = %config.controller, "activator started");
     tokio::select! {
@@ -442,6 +460,27 @@ fn not_ready_reasons(
         add(shutdown.is_cancelled(), "shutting down");
         all
     })
+}
+
+/// Registers the metrics by Revision and host, and their gauges for collectors.
+fn register_request_metrics(forwarder: &RequestForwarder, registry: &mut Registry) {
+    let routes = Arc::clone(&forwarder.routes);
+    registry.register_collector(Box::new(RevisionQueueCollector(Arc::clone(&routes))));
+    let recorder = Arc::clone(&forwarder.telemetry);
+    registry.register_collector(Box::new(RequestMetricsCollector(recorder)));
+    let gauges = move || {
+        let all = routes.revisions();
+        let metrics = all.iter().map(|it| (&it.name, it.queue_metrics()));
+        let active = metrics.filter(|(_, it)| *it != RevisionQueueMetrics::default());
+        let gauges = active.map(|(name, it)| RevisionGauges {
+            namespace: name.namespace.to_string(),
+            revision: name.name.to_string(),
+            queued: i64::try_from(it.waiting).unwrap_or(i64::MAX),
+            active: i64::try_from(it.at_pods).unwrap_or(i64::MAX),
+        });
+        gauges.collect::<Vec<_>>()
+    };
+    forwarder.telemetry.set_gauges(Box::new(gauges));
 }
 
 /// Number of file descriptors that this process may open.

@@ -59,6 +59,19 @@ pub struct ActivatorMetrics {
     pub tcp_connections: TcpConnectionCounters,
     /// TLS handshakes of clients, and the certificates for them.
     pub tls: TlsMetrics,
+    /// Spans for the collector, by outcome.
+    pub spans: ExportCounters,
+    /// Messages with request metrics for the collector, by outcome.
+    pub metric_messages: ExportCounters,
+}
+
+/// Counters of what was to be exported to a collector, by outcome.
+#[derive(Clone, Debug, Default)]
+pub struct ExportCounters {
+    /// Number that the collector has taken.
+    pub exported: Counter,
+    /// Number that was lost: the queue was full, the collector did not take it, or the export was turned off.
+    pub dropped: Counter,
 }
 
 /// Counters of lines, by outcome.
@@ -270,6 +283,8 @@ impl ActivatorMetrics {
             refusals: RefusalCounters(ClientBound::ALL.map(at)),
             tcp_connections: TcpConnectionCounters(TcpConnectionEnd::ALL.map(ended)),
             tls: TlsMetrics::register(registry),
+            spans: ExportCounters::default(),
+            metric_messages: ExportCounters::default(),
         };
         registry.register("requests", "Requests by class of their code", requests);
         registry.register("refused", "Clients that came to a bound", refusals);
@@ -314,6 +329,15 @@ impl ActivatorMetrics {
         counter("request_log_lines", "Lines of the request log written", written);
         let lost = "Lines of the request log that were lost: buffer full, or write failed";
         counter("request_log_dropped", lost, dropped);
+        let ExportCounters { exported, dropped } = &self.spans;
+        counter("spans_exported", "Spans that the collector has taken", exported);
+        let lost = "Spans that were lost: queue full, or not taken by the collector";
+        counter("spans_dropped", lost, dropped);
+        let ExportCounters { exported, dropped } = &self.metric_messages;
+        let taken = "Messages with request metrics that the collector has taken";
+        counter("metric_exports", taken, exported);
+        let lost = "Messages with request metrics that the collector has not taken";
+        counter("metric_export_failures", lost, dropped);
         let wait = "Time requests waited for a pod";
         registry.register("wait_seconds", wait, self.wait_seconds.clone());
     }

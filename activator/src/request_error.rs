@@ -60,6 +60,9 @@ pub enum ProxyRequestError {
     /// The request is invalid, for the reason given.
     #[error("{0}")]
     BadRequest(String),
+    /// The chunks of the body are chunked again, which no sender may do (RFC 9112 §6.1).
+    #[error("transfer coding chunked is applied more than once")]
+    RepeatedChunking,
     /// The method is CONNECT, which cannot be forwarded.
     #[error("method CONNECT is not allowed")]
     ConnectMethod,
@@ -85,7 +88,7 @@ impl ProxyRequestError {
             Self::RawTcpService(_) | Self::DialFailed { .. } | Self::ExchangeFailed { .. } => {
                 StatusCode::BAD_GATEWAY
             }
-            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::BadRequest(_) | Self::RepeatedChunking => StatusCode::BAD_REQUEST,
             Self::ConnectMethod => StatusCode::METHOD_NOT_ALLOWED,
             Self::ConnectProtocol => StatusCode::NOT_IMPLEMENTED,
         }
@@ -101,8 +104,13 @@ impl ProxyRequestError {
         if matches!(self, Self::QueueFull | Self::NoRevision(_) | Self::TooManyRequestBytes) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        // The rest of the request's body may be unread, so that the connection cannot carry another request.
-        if matches!(self, Self::TooManyRequestBytes | Self::BodyIdleTimeout) {
+        // The rest of the request's body may be unread, or its end is ambiguous: the connection cannot carry another
+        // request.
+        let has_lost_boundary = matches!(
+            self,
+            Self::TooManyRequestBytes | Self::BodyIdleTimeout | Self::RepeatedChunking
+        );
+        if has_lost_boundary {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -14,10 +14,12 @@
 //! | `tcp_relay`, `splice_pipes` | bytes of raw TCP connections; pipes through which many of them pass |
 //! | `tcp_failure_log` | pure: choice of the log lines about TCP connections that no pod took |
 //! | [`request_log`] | a log line of each finished request |
+//! | [`request_observers`] | what is recorded of one request: log line, spans, metrics |
 
 pub mod forwarder;
 pub(crate) mod pending_request;
 pub mod request_log;
+pub mod request_observers;
 pub mod request_timer;
 pub mod response_body;
 pub(crate) mod route_choice;

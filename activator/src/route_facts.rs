@@ -92,7 +92,7 @@ impl HostRule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostRouteFacts {
-    /// Host in lower case.
+    /// Host in lower case. With a path rule, the prefix of the paths follows: `a.example/v1`.
     pub host: String,
     /// Reason for which the host leads to the service.
     pub rule: HostRule,

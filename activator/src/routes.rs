@@ -7,6 +7,7 @@
 //! | [`agent_reports`] | pure: pods that agents report as ready |
 //! | [`index`], `index_entries` | indexes by port, host and name; keys of their entries |
 //! | [`match_rules`] | pure: rules by which a request finds its service |
+//! | [`path_match`], `ruled_hosts` | pure: choice among the path prefixes of a host; hosts with path rules or wildcards |
 //! | [`service`] | a service, and the match of a request to it |
 //! | [`revision_metrics`] | gauges of the Revisions, computed for each scrape |
 
@@ -14,5 +15,7 @@ pub mod agent_reports;
 pub mod index;
 pub(crate) mod index_entries;
 pub mod match_rules;
+pub mod path_match;
 pub mod revision_metrics;
+pub(crate) mod ruled_hosts;
 pub mod service;

@@ -43,9 +43,9 @@ use crate::{
     metrics::{AgentMetrics, NotReadyReasons},
     net::remote_prober::RemotePodProber,
     pods::{
-        finder::FinderCommand, finder_queue::FinderQueue, pod_server::prestop::PreStopHooks,
-        probe_marks::ProbeMarks, registry::PodRegistry, tracker::PodTracker,
-        types::PodTrackerEvent,
+        finder::FinderCommand, finder_queue::FinderQueue, idle_connections::IdleConnections,
+        pod_server::prestop::PreStopHooks, probe_marks::ProbeMarks, registry::PodRegistry,
+        tracker::PodTracker, types::PodTrackerEvent,
     },
     routes::{
         activator_reports::ActivatorReports, bootstrap::BootstrapFrontend,
@@ -102,6 +102,8 @@ pub(crate) struct AgentHandles {
     pub(crate) facts_queries: Receiver<FactsQuery>,
     /// Kubelets that wait in preStop until their pods are drained.
     pub(crate) prestop_hooks: PreStopHooks,
+    /// Connections of this node's pods that the eBPF programs report as idle.
+    pub(crate) idle: IdleConnections,
     /// Time that a draining pod waits for its upgraded connections.
     pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
@@ -300,6 +302,13 @@ impl Agent {
 
     /// Handles kernel events. Returns true if the ring was emptied.
     fn handle_kernel_events(&mut self, ring: &mut KernelEventRing) -> bool {
+        let is_empty = self.handle_map_events(ring);
+        self.handles.idle.record(&ring.take_idle());
+        is_empty
+    }
+
+    /// Handles events by which maps should be read again. Returns true if the ring was emptied.
+    fn handle_map_events(&mut self, ring: &mut KernelEventRing) -> bool {
         for _ in 0..EVENTS_PER_WAKE {
             let Some(event) = ring.next() else { return true };
             self.handles.metrics.events.inc();

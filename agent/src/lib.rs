@@ -161,12 +161,11 @@ fn replica_resolvers(
     StreamTargets { controllers, autoscalers, activators }
 }
 
-/// Returns a token that is cancelled after `shutdown`, but not before each waiting kubelet has its response. A preStop
-/// request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
-fn shutdown_after_prestop(
-    shutdown: CancellationToken,
-    prestop_hooks: PreStopHooks,
-) -> CancellationToken {
+/// Returns the hooks of waiting kubelets, and a token that is cancelled after `shutdown`, but not before each of them has
+/// its response. A preStop request that breaks off would let the kubelet stop the pod at once, even with requests in flight.
+fn shutdown_after_prestop(shutdown: CancellationToken) -> (PreStopHooks, CancellationToken) {
+    let prestop_hooks = PreStopHooks::default();
+    let hooks = prestop_hooks.clone();
     let end = CancellationToken::new();
     let ended = end.clone();
     tokio::spawn(async move {
@@ -176,10 +175,10 @@ fn shutdown_after_prestop(
             () = ended.cancelled() => return,
         }
         info!("agent ends once no preStop request waits");
-        prestop_hooks.wait_until_none_open().await;
+        hooks.wait_until_none_open().await;
         ended.cancel();
     });
-    end
+    (prestop_hooks, end)
 }
 
 /// Watches of the cluster's Services, Events on them, and the bootstrap file with what it gives to others.
@@ -321,8 +320,7 @@ fn complete_settings(mut config: AgentConfig) -> Result<AgentConfig, AgentError>
 pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
     let config = complete_settings(config)?;
     info!(?config, "agent starts");
-    let prestop_hooks = PreStopHooks::default();
-    let shutdown = shutdown_after_prestop(shutdown, prestop_hooks.clone());
+    let (prestop_hooks, shutdown) = shutdown_after_prestop(shutdown);
     let (tasks, exported_totals) = (TaskTracker::new(), SharedRevisionTotals::default());
     let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
     let (not_ready, health) = (NotReadyReasons::default(), ProxyHealth::default());
@@ -344,13 +342,13 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
     let in_force = kernel.in_force();
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
-    let cluster =
-        ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown).await?;
+    let cluster = ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown);
+    let cluster = cluster.await?;
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
-    let pod_servers = PodServerDeps { prestop_hooks: prestop_hooks.clone(), conns: maps.conns() };
-    let finder_commands = start_pod_finder(&config, &paths, pod_servers, finder_events_tx)?;
+    let pod_servers = PodServerDeps::open(&prestop_hooks, &maps)?;
+    let finder_commands = start_pod_finder(&config, &paths, pod_servers.clone(), finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let handles = AgentHandles {
         revision_totals: RevisionTotalsStore::resume(&maps, exported_totals),
@@ -368,6 +366,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         health,
         facts_queries,
         prestop_hooks,
+        idle: pod_servers.idle,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };

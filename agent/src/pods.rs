@@ -11,6 +11,7 @@
 //! | `registry`, `pod_slots` | pure: pods that the kernel's maps hold; row of each in the kernel's counters |
 //! | `pod_ports` | pure: ports of a pod at which connections count |
 //! | [`finder`], `finder_queue` | search by cgroups; the queue of commands to it |
+//! | `idle_positions`, [`idle_connections`] | pure: positions of idle connections; their way to clients' nodes |
 //! | `processes` | processes of a cgroup, their network namespaces, and sessions among them |
 //! | `standby_facts` | facts about a pod with a standby order that the kernel's maps do not have |
 //! | [`namespace`], `upgraded_connections` | facts of a network namespace; count of upgraded connections in it |
@@ -19,6 +20,8 @@
 
 pub mod finder;
 pub(crate) mod finder_queue;
+pub mod idle_connections;
+pub(crate) mod idle_positions;
 pub mod namespace;
 pub(crate) mod pod_ports;
 pub mod pod_server;

@@ -38,6 +38,7 @@ mod certificates;
 mod client_auth;
 mod conversion;
 mod hsts;
+mod path_rules;
 mod pod_reports;
 mod route_table;
 mod scale_policy;
@@ -45,6 +46,7 @@ mod settings;
 mod slots;
 mod sources;
 mod standby;
+mod telemetry;
 mod tls_settings;
 mod usage;
 
@@ -52,6 +54,7 @@ pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
 pub use client_auth::{ClientAuth, ClientCaEntry, ClientCaMaterial};
 pub use conversion::WireError;
 pub use hsts::{HstsFault, HstsPolicy};
+pub use path_rules::{PathPrefix, PathPrefixFault, PathRule, wildcard_suffix};
 pub use pod_reports::{PodObservation, PodReportItem};
 pub use route_table::{RouteChange, RouteItem, RouteKey, RouteTable, RouteView};
 pub use scale_policy::{ScaleMetric, ScalePolicy, ScalePolicyPool, WindowAggregation};
@@ -62,6 +65,10 @@ pub use settings::{
 pub use slots::{SlotClaim, SlotClaimItem, SlotGrant, SlotGrantItem, SlotsByPod};
 pub use sources::{AllowedSources, IpBlock};
 pub use standby::{StandbyOrder, StandbyReport};
+pub use telemetry::{
+    EndpointFault, OtlpCollector, OtlpProtocol, RequestMetricsSettings, SamplingRate,
+    TelemetrySettings, TraceSettings,
+};
 pub use tls_settings::{TlsCipher, TlsFault, TlsMinVersion, TlsSettings};
 pub use usage::{
     AutoscalerHeartbeat, RequestTotals, RevisionActivity, ScaleDecision, ScaleDecisionInputs,
@@ -228,15 +235,28 @@ pub struct GatewayRules {
     /// Tag header routing (Knative's feature `tag-header-based-routing`); `None`: off. Only an activator can read the
     /// header, so such a service has [`ConnectionPath::Activator`].
     pub tag_routing: Option<TagRouting>,
+    /// Challenges of authorities for the hosts, which are responded to from outside, before any redirect.
+    pub challenges: Vec<HttpChallenge>,
     /// Gateway port: each connection to this port of the gateway is raw TCP for the service. No other service of the
     /// table has it. `None`: the service has none.
     pub gateway_port: Option<NonZeroU16>,
 }
 
+/// HTTP-01 challenge, by which an authority checks a host before it issues a certificate (RFC 8555, section 8.3).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpChallenge {
+    /// Host that the authority asks, lower case, without port.
+    pub host: String,
+    /// Token: the last segment of the path that the authority asks for.
+    pub token: String,
+    /// Body of the response: the token and the hash of the account's public key.
+    pub response: String,
+}
+
 /// One DomainMapping, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedDomain {
-    /// Host of the DomainMapping, lower case, without port.
+    /// Host of the DomainMapping, lower case, without port. With a path rule it may have a wildcard, as `*.example.com`.
     pub host: String,
     /// Host that the pods receive; the client's host is then in `K-Original-Host`. `None`: the pods receive the
     /// client's host. An application behind Knative sees the same, since its sidecar restores the client's host.
@@ -249,8 +269,10 @@ pub struct MappedDomain {
     pub client_auth: Option<ClientAuth>,
     /// `Strict-Transport-Security` of the host; `None`: that of [`EdgeSettings`].
     pub hsts: Option<HstsPolicy>,
+    /// Paths that the mapping serves. `None`: it has the host for itself, and the host has no wildcard.
+    pub path_rule: Option<PathRule>,
     /// True if TLS of the host is passed through: the gateway reads the name of the ClientHello only, and each connection
-    /// is raw TCP for the service.
+    /// is raw TCP for the service. The path rule is that of all paths then, or `None`.
     pub passes_tls: bool,
 }
 

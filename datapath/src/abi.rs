@@ -22,7 +22,9 @@ use core::mem::size_of;
 pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
-    kernel_events::{EVENT_GROWTH, EVENT_LISTEN, EVENT_LISTENER_CLOSED, KernelEvent},
+    kernel_events::{
+        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, IdleEvent, KernelEvent,
+    },
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
 
@@ -356,8 +358,11 @@ pub struct PodCounters {
     pub started_sum_ns: u64,
     /// Sum of the times requests ended, CLOCK_MONOTONIC ns, wrapping.
     pub finished_sum_ns: u64,
+    /// Not 0: a connection of the pod that becomes idle sends an [`IdleEvent`]. The agent writes it, in the rows of all
+    /// CPUs. Programs that do not know the flag send none.
+    pub idle_events: u64,
     /// Padding to a cache line, always zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
     /// Writes that have ended.
     pub write_end: u64,
 }
@@ -654,9 +659,11 @@ const _: () = assert!(size_of::<BufferedSegment>() == 8 + 4_096 + 768);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CloseRequest {
-    /// Client's bytes that the other end had acknowledged (`tcpi_bytes_acked`).
+    /// Client's bytes that the other end had acknowledged (`tcpi_bytes_acked`). With [`CLOSE_AT_POSITION`], the sequence
+    /// number of the client's next byte.
     pub bytes_acked: u64,
-    /// Bytes that had come from the other end (`tcpi_bytes_received`).
+    /// Bytes that had come from the other end (`tcpi_bytes_received`). With [`CLOSE_AT_POSITION`], the sequence number of
+    /// the other end's next byte.
     pub bytes_received: u64,
     /// Result: one of `CLOSE_*`, written by the eBPF programs.
     pub result: u64,
@@ -669,6 +676,11 @@ pub const CLOSE_NOT_FOUND: u64 = 0;
 pub const CLOSE_DONE: u64 = 1;
 /// Result: the connection stays open, since it is in use or has been used since.
 pub const CLOSE_SKIPPED: u64 = 2;
+/// Initial value instead of [`CLOSE_NOT_FOUND`]: close the connection if it stands at these two sequence numbers.
+/// Programs that do not know the value close nothing.
+pub const CLOSE_AT_POSITION: u64 = 3;
+/// Result: the connection has not come to its position yet. Its last bytes are under way or unread.
+pub const CLOSE_NOT_REACHED: u64 = 4;
 
 /// Offsets of fields in the kernel's sockets, in bytes from the socket's begin. Kernels differ; the agent reads them
 /// from the running kernel's BTF.

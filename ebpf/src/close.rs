@@ -1,16 +1,22 @@
 //! Closes idle stale connections of clients, each while the connection's lock is held.
 //!
-//! So no write can come between the check and the close. The program walks over the sockets of one network namespace
-//! (`iter/tcp`), and the kernel locks each socket for it (6.5, with `bpf_sock_destroy`). Older kernels never load it.
+//! So no write can come between the check and the close. A connection is idle by its activity since it was listed, or
+//! because it stands at the sequence numbers at which its pod has seen it idle. The program walks over the sockets of one
+//! network namespace (`iter/tcp`), and the kernel locks each socket for it (6.5, with `bpf_sock_destroy`). Older kernels
+//! never load it.
 
 use core::{
     ffi::{c_long, c_void},
+    hint::black_box,
     mem::{MaybeUninit, size_of},
     ptr,
 };
 
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_probe_read_kernel};
-use datapath::abi::{self, CloseRequest, SockFieldOffsets};
+use datapath::{
+    abi::{self, CloseRequest, SockFieldOffsets},
+    close_position::{ClientSocketState, judge_position},
+};
 
 use crate::maps::ENDING;
 
@@ -41,7 +47,8 @@ const TCP_ESTABLISHED: u8 = 1;
 /// Return value: the walk continues, and nothing is printed.
 const CONTINUE_WALK: i32 = 0;
 
-/// Closes the visited socket if it is listed in `ENDING` and has not been used since it was listed.
+/// Closes the visited socket if it is listed in `ENDING` and has not been used since it was listed, or stands at the
+/// position that the request names.
 #[inline(always)]
 pub fn close_if_unused(ctx: *mut TcpIterContext) -> i32 {
     // SAFETY: the kernel hands in a live context.
@@ -56,14 +63,39 @@ pub fn close_if_unused(ctx: *mut TcpIterContext) -> i32 {
     // SAFETY: a map value stays in place while the program runs; the agent changes the map only after the walk.
     let request = unsafe { *entry };
     // The walk may visit a socket twice; the first visit decides.
-    if request.result == abi::CLOSE_NOT_FOUND {
-        let is_closed =
-            is_unused(socket, &request).is_ok_and(|unused| unused) && destroy_socket(socket) == 0;
-        let result = if is_closed { abi::CLOSE_DONE } else { abi::CLOSE_SKIPPED };
-        // SAFETY: a map value stays in place while the program runs.
-        unsafe { (*entry).result = result };
-    }
+    let verdict = match request.result {
+        abi::CLOSE_NOT_FOUND if is_unused(socket, &request).is_ok_and(|unused| unused) => {
+            abi::CLOSE_DONE
+        }
+        abi::CLOSE_NOT_FOUND => abi::CLOSE_SKIPPED,
+        abi::CLOSE_AT_POSITION => compare_position(socket, &request).unwrap_or(abi::CLOSE_SKIPPED),
+        _ => return CONTINUE_WALK,
+    };
+    // The agent patches one place of the call, so the compiler must not make two of it.
+    let verdict = black_box(verdict);
+    let is_refused = verdict == abi::CLOSE_DONE && destroy_socket(socket) != 0;
+    let result = if is_refused { abi::CLOSE_SKIPPED } else { verdict };
+    // SAFETY: a map value stays in place while the program runs.
+    unsafe { (*entry).result = result };
     CONTINUE_WALK
+}
+
+/// Compares the connection with the position that the request names. Returns the result for the request.
+#[inline(always)]
+fn compare_position(socket: *mut c_void, request: &CloseRequest) -> Result<u64, c_long> {
+    let fields = socket_fields();
+    // The state comes first, as below.
+    if read_field::<u8>(socket, fields.state)? != TCP_ESTABLISHED {
+        return Ok(abi::CLOSE_SKIPPED);
+    }
+    let state = ClientSocketState {
+        written: read_field(socket, fields.write_seq)?,
+        acknowledged: read_field(socket, fields.snd_una)?,
+        expected: read_field(socket, fields.rcv_nxt)?,
+        read: read_field(socket, fields.copied_seq)?,
+        backlog: read_field(socket, fields.backlog)?,
+    };
+    Ok(judge_position(&state, request.bytes_acked as u32, request.bytes_received as u32))
 }
 
 /// Returns true if the connection is idle, unchanged since it was listed, and the client has its response.

@@ -16,6 +16,7 @@
 mod counters;
 mod http1;
 mod http2;
+mod idle;
 mod opaque;
 mod segment_bytes;
 

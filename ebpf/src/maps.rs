@@ -266,6 +266,18 @@ pub fn monotonic_ns() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
+/// Flag of `bpf_ringbuf_query` (5.8): number of bytes that the reader has not taken.
+const UNREAD_BYTES: u64 = 0;
+
+/// Sends an event of an idle connection, but never into the second half of the ring: busy clients of a draining pod
+/// must not push out events of listeners. The client's next pause sends another one.
+#[inline(always)]
+pub fn send_idle_event(event: &abi::IdleEvent) {
+    if EVENTS.query(UNREAD_BYTES) < u64::from(abi::EVENTS_BYTES / 2) {
+        let _the_next_pause_sends_another = EVENTS.output::<abi::IdleEvent>(event, 0);
+    }
+}
+
 /// Sends an event. If the ring is full the event is lost and counted, and the agent reads the maps again.
 #[inline(always)]
 pub fn send_event(kind: u32, subject: u32, cookie: u64) {

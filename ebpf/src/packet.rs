@@ -167,6 +167,45 @@ pub fn parse_sender(skb: *mut __sk_buff) -> Option<([u32; 4], u32)> {
     }
 }
 
+/// Ends of a packet that a pod sends.
+#[derive(Clone, Copy)]
+pub struct PacketEnds {
+    /// Address of the receiver in memory order; IPv4 as a mapped one.
+    pub receiver: [u32; 4],
+    /// Port of the receiver, host byte order.
+    pub receiver_port: u32,
+    /// Port of the sender, host byte order.
+    pub sender_port: u32,
+}
+
+/// Returns the receiver of a TCP packet, and the port of its sender.
+#[inline(always)]
+pub fn parse_ends(skb: *mut __sk_buff) -> Option<PacketEnds> {
+    // SAFETY: a live context; the fields are 32-bit numbers that the verifier turns into packet pointers.
+    let (data, end) = unsafe {
+        let data = ptr::read_volatile(&raw const (*skb).data) as usize as *const u8;
+        (data, ptr::read_volatile(&raw const (*skb).data_end) as usize as *const u8)
+    };
+    let network = network_header_len(data, end)?;
+    let tcp = data.wrapping_add(network as usize);
+    if tcp.wrapping_add(20) > end || data.wrapping_add(IPV6_HEADER_BYTES as usize) > end {
+        return None;
+    }
+    // SAFETY: inside the linear part, checked above.
+    unsafe {
+        let port = |offset: usize| {
+            u32::from(u16::from_be(ptr::read_unaligned(tcp.add(offset).cast::<u16>())))
+        };
+        let word = |offset: usize| ptr::read_unaligned(data.add(offset).cast::<u32>());
+        let receiver = if ptr::read(data) >> 4 == IPV4 {
+            [0, 0, load_balancing::IPV4_MAPPED_WORD, word(16)]
+        } else {
+            [word(24), word(28), word(32), word(36)]
+        };
+        Some(PacketEnds { receiver, receiver_port: port(2), sender_port: port(0) })
+    }
+}
+
 /// Copies bytes of the packet from `offset` on into `window`: the `len` that are left, but at most `most`, which the
 /// caller bounds by the window.
 ///

@@ -16,7 +16,8 @@ pub const ALL: [FuzzTarget; 4] = [
 ];
 
 /// Targets of other crates, whose own tests play their corpus.
-pub const TARGETS_OF_OTHER_CRATES: [&str; 2] = ["http1_responses", "proxy_protocol"];
+pub const TARGETS_OF_OTHER_CRATES: [&str; 3] =
+    ["http1_responses", "proxy_protocol", "request_targets"];
 
 /// Plays `bytes` to a target with one series of cuts.
 ///

@@ -20,6 +20,7 @@ mod kube_proxy_comparison;
 mod mixed_load;
 mod network_paths;
 mod network_policies;
+mod path_rules;
 mod pod_binding;
 mod pod_termination;
 mod probes;

@@ -1,6 +1,7 @@
-//! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent.
+//! Probes of the kubelet are no requests of the service, regardless of protocol and User-Agent. They find their port.
 
 use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, service_manifest};
+use tests::test_cluster::find_condition;
 
 #[test]
 fn a_service_falls_asleep_whatever_probes_it_has() {
@@ -31,6 +32,35 @@ fn a_service_falls_asleep_whatever_probes_it_has() {
         assert!(stdout.starts_with("Hello from"), "{name}: {stdout}");
     }
     services.iter().for_each(|(name, _)| rouse.wait_asleep(namespace, name));
+}
+
+/// The kubelet looks for a name among the ports of the pod, where the serving port has another name than in the
+/// template.
+#[test]
+fn a_pod_is_ready_although_its_probes_name_their_port() {
+    let rouse = RouseCluster::shared();
+    let namespace = rouse.namespace("port-names");
+    let namespace = &namespace.name;
+    let http1 = "ports: [{name: http1, containerPort: 8080}]";
+    let times = "periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 30";
+    let probe = |port: &str| format!("{{{times}, httpGet: {{path: /, port: {port}}}}}");
+    let services = [
+        ("startup", format!("{http1}, startupProbe: {}", probe("http1"))),
+        ("readiness", format!("{http1}, readinessProbe: {}", probe("http1"))),
+        // Knative takes this word for the serving port.
+        ("unnamed", format!("readinessProbe: {}", probe("http"))),
+    ];
+    let awake = ", autoscaling.knative.dev/min-scale: \"1\"";
+    let yaml = services
+        .each_ref()
+        .map(|(name, probe)| service_manifest(name, awake, &format!("{HELLO_CONTAINER}, {probe}")));
+    rouse.apply_until_ready(namespace, &yaml.join("---\n"));
+    for (name, _) in &services {
+        rouse.cluster.wait(&format!("a pod of {name} that the kubelet calls ready"), || {
+            let pods = rouse.pods(namespace, name);
+            pods.iter().any(|pod| find_condition(pod, "Ready")["status"] == "True").then_some(())
+        });
+    }
 }
 
 /// Container whose liveness probe fails from about fourteen seconds after its start, indefinitely.

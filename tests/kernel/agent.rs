@@ -68,6 +68,7 @@ fn role() {
         Ok("agent") => roles::run_agent(),
         Ok("pod") => roles::run_pod(),
         Ok("client") => roles::run_client(),
+        Ok("pausing-clients") => pausing_clients::run_clients(),
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),
         Ok("datagram") => cluster_services::run_datagram(),
@@ -563,6 +564,7 @@ mod http_server;
 mod kubelet;
 mod node_check;
 mod overdue_requests;
+mod pausing_clients;
 mod pod_reports;
 mod revision_metrics;
 mod roles;

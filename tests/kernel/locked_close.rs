@@ -14,9 +14,12 @@ use std::{
     time::Duration,
 };
 
-use crate::fixture::{NetnsFixture, SharedKernelFixture, in_netns};
+use crate::{
+    fixture::{NetnsFixture, SharedKernelFixture, in_netns},
+    sys,
+};
 use agent::{
-    kernel::locked_close::{CloseCounts, LockedCloser},
+    kernel::locked_close::{CloseCounts, IdlePosition, LockedCloser, PositionOutcome},
     net::sockdiag::{DiagConnection, SockDiag},
 };
 use aya::util::KernelVersion;
@@ -106,6 +109,55 @@ fn only_a_connection_that_is_as_it_was_listed_is_closed() {
         let reset = server.read(&mut [0]).expect_err("not even a byte came");
         assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
         assert_eq!(close(closer, &[&answered]), CloseCounts::default(), "gone");
+    });
+}
+
+/// Closes the connection of one socket at a position; `None` if the walk has not reached it.
+fn close_at(
+    closer: &mut LockedCloser,
+    socket: &DiagConnection,
+    position: IdlePosition,
+) -> Option<PositionOutcome> {
+    let mut outcomes = Vec::new();
+    let sockets = [(socket.cookie(), position)];
+    closer.close_at_positions(&sockets, &mut outcomes).expect("as many walks as it takes");
+    assert!(outcomes.iter().all(|(cookie, _)| *cookie == socket.cookie()));
+    outcomes.pop().map(|(_, outcome)| outcome)
+}
+
+/// Position at which the connection of a client's socket stands now.
+fn position_of(client: &TcpStream) -> IdlePosition {
+    let [client_seq, pod_seq] = sys::next_sequence_numbers(client).expect("root may");
+    IdlePosition { client_seq, pod_seq }
+}
+
+#[test]
+fn a_connection_is_closed_only_where_it_stands_at_its_position() {
+    let Some((mut fixture, client_netns)) = closer_fixture() else { return };
+    let closer = closer_of(&mut fixture);
+    in_netns(&client_netns.netns, || {
+        let (mut client, mut server) = connected_pair();
+        let socket = find_socket(&client);
+        let unused = position_of(&client);
+        client.write_all(b"request").expect("an open connection");
+        let passed = Some(PositionOutcome::Passed);
+        assert_eq!(close_at(closer, &socket, unused), passed, "the client has written since");
+        server.read_exact(&mut [0; 7]).expect("an open connection");
+        find_acknowledged_socket(&client, 7);
+        let asked = position_of(&client);
+        let answered = IdlePosition { pod_seq: asked.pod_seq.wrapping_add(8), ..asked };
+        let not_reached = Some(PositionOutcome::NotReached);
+        assert_eq!(close_at(closer, &socket, answered), not_reached, "the response is under way");
+        server.write_all(b"response").expect("an open connection");
+        client.peek(&mut [0]).expect("it came");
+        assert_eq!(close_at(closer, &socket, answered), not_reached, "it is not read");
+        assert_eq!(close_at(closer, &socket, asked), passed, "the server has written since");
+        client.read_exact(&mut [0; 8]).expect("an open connection");
+        assert_eq!(close_at(closer, &socket, unused), passed, "an old report");
+        assert_eq!(close_at(closer, &socket, answered), Some(PositionOutcome::Closed));
+        let refused = client.write(b"next").expect_err("it has ended");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionAborted);
+        assert_eq!(close_at(closer, &socket, answered), None, "gone");
     });
 }
 

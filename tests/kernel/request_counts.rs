@@ -28,7 +28,10 @@ use nix::{
 };
 
 use self::counting_server::CountingServer;
-use crate::fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture};
+use crate::{
+    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture},
+    sys,
+};
 
 /// Timeout of every wait and response.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -319,6 +322,41 @@ fn growth_beyond_the_armed_level_is_reported_once() {
     maps.arm_growth_event(slot, 0);
     grow(1);
     assert_eq!(growth_events(&mut ring, slot), 1, "any is news of a pod that is taken to be idle");
+}
+
+/// Positions of this client port's connection in the events of idle connections.
+fn idle_positions(ring: &mut KernelEventRing, client_port: u16) -> Vec<[u32; 2]> {
+    while ring.next().is_some() {}
+    let events = ring.take_idle().into_iter();
+    let own = events.filter(|event| event.client_port == u32::from(client_port));
+    own.map(|event| [event.client_seq, event.pod_seq]).collect()
+}
+
+#[test]
+fn a_connection_reports_its_position_at_the_end_of_each_response_while_it_is_asked_to() {
+    let fixture = CountFixture::new();
+    let (slot, maps) = (fixture.slot(), &fixture.kernel.maps);
+    let pods = maps.pods().unwrap();
+    let cookie = *pods.iter().find(|(_, pod)| pod.slot == slot).unwrap().0;
+    let mut ring = KernelEventRing::open(&fixture.kernel.paths().pins()).unwrap();
+    let flags = maps.idle_event_flags().unwrap();
+    let mut stream = fixture.connect();
+    let port = stream.local_addr().unwrap().port();
+    let mut send = || {
+        fixture.send_and_read(&mut stream, &get_request("/length/5"), "xxxxx");
+        sys::next_sequence_numbers(&stream).unwrap()
+    };
+    send();
+    assert_eq!(idle_positions(&mut ring, port), [[0; 2]; 0], "no event is asked for");
+    assert!(flags.set(cookie, true).unwrap());
+    for round in 0..3 {
+        let position = send();
+        assert_eq!(idle_positions(&mut ring, port), [position], "{round}");
+    }
+    assert!(flags.set(cookie, false).unwrap());
+    send();
+    assert_eq!(idle_positions(&mut ring, port), [[0; 2]; 0], "no longer");
+    assert!(!flags.set(u64::MAX, true).unwrap(), "no pod is there");
 }
 
 /// Sends `count` requests on connections that end in every way, some with a reset in the middle.

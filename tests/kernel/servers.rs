@@ -280,6 +280,15 @@ fn go_gets_answers_to_names_from_a_cluster_ip() {
     assert!(output.starts_with(RESOLVED_ADDRESS), "{output}");
 }
 
+/// musl asks for both families by one socket that is not connected, and drops answers of other sources.
+#[test]
+fn musl_gets_answers_to_names_from_a_cluster_ip() {
+    let output = resolve_by(&[&built_program("resolve-musl"), "web.test"]);
+    let functions = ["getaddrinfo-ipv4", "getaddrinfo-any", "gethostbyname", "res_query"];
+    let expected = functions.map(|function| format!("{function} {RESOLVED_ADDRESS}\n")).concat();
+    assert_eq!(output, expected);
+}
+
 /// Cases by protocol. A server can process `width` requests at once.
 impl ServerFixture {
     fn http1(&mut self, width: u64) {

@@ -56,6 +56,36 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Returns the sequence numbers of the next byte that a connected TCP socket sends, and of the next one that it expects.
+pub(crate) fn next_sequence_numbers(socket: impl AsFd) -> io::Result<[u32; 2]> {
+    /// Values of TCP_REPAIR_QUEUE for the two queues (linux/tcp.h).
+    const SEND_AND_RECEIVE_QUEUES: [i32; 2] = [2, 1];
+    /// Value of TCP_REPAIR that ends the repair without a packet.
+    const OFF_WITHOUT_PROBE: i32 = -1;
+    let set = |name, value| set_option(&socket, libc::IPPROTO_TCP, name, value);
+    set(libc::TCP_REPAIR, 1)?;
+    let mut numbers = [0; 2];
+    for (number, queue) in numbers.iter_mut().zip(SEND_AND_RECEIVE_QUEUES) {
+        set(libc::TCP_REPAIR_QUEUE, queue)?;
+        let mut size = size_of::<u32>() as libc::socklen_t;
+        // SAFETY: the pointers are to a live number, and to its size.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_QUEUE_SEQ,
+                std::ptr::from_mut(number).cast(),
+                &raw mut size,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    set(libc::TCP_REPAIR, OFF_WITHOUT_PROBE)?;
+    Ok(numbers)
+}
+
 /// Disconnects a socket, by connecting it to an address of family AF_UNSPEC.
 pub(crate) fn disconnect(socket: impl AsFd) -> io::Result<()> {
     let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };

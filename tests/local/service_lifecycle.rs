@@ -74,6 +74,7 @@ fn services_of_one_node_wake_for_each_kind_of_client_scale_go_direct_and_sleep()
         &scenarios![
             a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request,
             commands_that_run_inside_the_node_at_once_share_its_resolv_conf,
+            a_service_wakes_and_goes_direct_over_ipv6,
             the_address_alone_wakes_whatever_the_host_header_says,
             the_gateway_routes_by_host_and_refuses_unknown_hosts,
             curl_and_h2load_speak_http2_with_a_service_that_slept,
@@ -128,6 +129,24 @@ fn a_service_wakes_scales_goes_direct_and_sleeps_without_losing_a_request(node: 
     let second = send_waking_request(node, address, "hello.default.svc.cluster.local");
     assert_eq!((second.status, node.stored_pods("hello").len()), (200, 1), "{second:?}");
     assert_ne!(second.header("x-pod"), first.header("x-pod"), "a new pod");
+}
+
+/// On the direct path the client's node must answer neighbour discovery for the pod.
+fn a_service_wakes_and_goes_direct_over_ipv6(node: &RouseNode) {
+    assert!(node.apply(&manifest("six")).0);
+    node.wait_ready("six");
+    let address = node.cluster_ipv6("six");
+    let first = send_waking_request(node, address, "six");
+    assert_eq!(first.status, 200, "{first:?}");
+    assert!(first.header("x-pod").starts_with("six-00001-"), "{first:?}");
+    wait_for("a direct connection over IPv6", || {
+        let is_direct = node.in_client_netns(|| {
+            let mut client = PlainHttpClient::connect(address).expect("a connection over IPv6");
+            let response = client.get("six", "/").expect("a response");
+            response.header("x-peer") == client.local_ip()
+        });
+        is_direct.then_some(())
+    });
 }
 
 /// Wakes one service, puts load on it and lets it sleep, `count` times. With `keep_alive`, each client of the load

@@ -49,12 +49,48 @@ public final class App {
             case "requests":
                 request(URI.create(words[1]), Integer.parseInt(words[2]));
                 break;
+            case "rounds":
+                requestRounds(URI.create(words[1]), Integer.parseInt(words[2]));
+                break;
             case "websockets":
                 holdWebSockets(URI.create(words[1]), Integer.parseInt(words[2]));
                 break;
             default:
                 throw new IllegalArgumentException(words[0]);
         }
+    }
+
+    /**
+     * Sends rounds of requests over the pool of the JDK's client. Each line of the input is the number of requests in a
+     * round, and a line of output tells how many failed and how many each pod has served.
+     */
+    private static void requestRounds(URI url, int workers) throws IOException {
+        HttpClient client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
+        HttpRequest request = HttpRequest.newBuilder(url).build();
+        var pool = Executors.newFixedThreadPool(workers);
+        var input = new java.io.BufferedReader(new java.io.InputStreamReader(System.in));
+        for (String line = input.readLine(); line != null; line = input.readLine()) {
+            var failed = new java.util.concurrent.atomic.AtomicInteger();
+            var served = new java.util.concurrent.ConcurrentHashMap<String, Integer>();
+            List<CompletableFuture<Void>> all = new ArrayList<>();
+            for (int i = 0; i < Integer.parseInt(line); i++) {
+                all.add(CompletableFuture.runAsync(() -> {
+                    try {
+                        var response = client.send(request, HttpResponse.BodyHandlers.discarding());
+                        if (response.statusCode() != 200) throw new IOException("status " + response.statusCode());
+                        served.merge(response.headers().firstValue("x-pod").orElse(""), 1, Integer::sum);
+                    } catch (IOException | InterruptedException error) {
+                        failed.incrementAndGet();
+                        System.err.println(error);
+                    }
+                }, pool));
+            }
+            all.forEach(CompletableFuture::join);
+            var text = new StringBuilder().append(failed.get());
+            served.forEach((pod, count) -> text.append(' ').append(pod).append('=').append(count));
+            System.out.println(text);
+        }
+        System.exit(0);
     }
 
     /** A request that has begun; its end is noted when it is closed. Appended lines of two bytes stay whole. */

@@ -237,12 +237,28 @@ impl RouseNode {
 
     /// ClusterIP of a service with its HTTP port, once the node's DNS knows it.
     pub fn cluster_ip(&self, service: &str) -> SocketAddr {
+        self.resolve_cluster_ip(service, "ahostsv4", |_| true)
+    }
+
+    /// IPv6 ClusterIP of a service with its HTTP port, once the node's DNS knows it.
+    pub fn cluster_ipv6(&self, service: &str) -> SocketAddr {
+        // Without an IPv6 address, getent prints the mapped IPv4 address.
+        self.resolve_cluster_ip(service, "ahostsv6", |ip| ip.to_canonical().is_ipv6())
+    }
+
+    /// First ClusterIP of a service in a database of getent, once `is_wanted` returns true for it.
+    fn resolve_cluster_ip(
+        &self,
+        service: &str,
+        database: &str,
+        is_wanted: impl Fn(&IpAddr) -> bool,
+    ) -> SocketAddr {
         let name = format!("{service}.default.svc.cluster.local");
-        wait_for(&format!("the address of {name}"), || {
-            let output = self.try_run(&["run", "--", "getent", "ahostsv4", &name]);
+        wait_for(&format!("the address of {name} in {database}"), || {
+            let output = self.try_run(&["run", "--", "getent", database, &name]);
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let ip: IpAddr = text.split_whitespace().next()?.parse().ok()?;
-            Some(SocketAddr::new(ip, 80))
+            is_wanted(&ip).then_some(SocketAddr::new(ip, 80))
         })
     }
 

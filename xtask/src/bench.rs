@@ -4,6 +4,7 @@ mod cluster_burst;
 mod cluster_context;
 mod cluster_wake;
 mod clusterip;
+mod clusterip_cluster;
 mod cold_start_stages;
 mod connect;
 mod control_plane;
@@ -11,6 +12,7 @@ mod count;
 mod ebpf_run_time;
 mod fanout;
 mod footprint;
+mod gateway;
 mod grow;
 mod idle;
 mod node_context;
@@ -36,6 +38,7 @@ use serde_json::Value;
 use self::{
     cluster_context::ClusterBenchContext,
     clusterip::ClusterIpBenchContext,
+    gateway::{GatewayBenchArgs, GatewayBenchContext},
     node_context::NodeBenchContext,
     report::{BenchReport, BenchRow},
     stats::RoundValues,
@@ -53,7 +56,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
-    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip
+    /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip, clusterip-cluster, gateway
     names: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -79,6 +82,8 @@ pub(crate) struct BenchArgs {
     /// Name of the clusters, which are created for the run and removed after it
     #[arg(long, default_value = "bench")]
     cluster: String,
+    #[command(flatten)]
+    gateway: GatewayBenchArgs,
 }
 
 impl BenchArgs {
@@ -110,6 +115,8 @@ enum BenchRunner {
     Kernel(fn(&EbpfBenchContext) -> Result<Vec<BenchRow>>),
     /// Service proxies, on nodes that the bench creates.
     Proxies(fn(&ClusterIpBenchContext) -> Result<Vec<BenchRow>>),
+    /// The activator and other gateways, in a network namespace that the bench creates.
+    Gateways(fn(&GatewayBenchContext) -> Result<Vec<BenchRow>>),
     /// No environment but the programs that the bench builds.
     Standalone(fn() -> Result<Vec<BenchRow>>),
 }
@@ -121,7 +128,7 @@ struct EbpfBenchContext {
     rounds: u32,
 }
 
-const BENCHES: [NamedBench; 15] = [
+const BENCHES: [NamedBench; 17] = [
     ("wake", BenchRunner::Node(wake::run)),
     ("grow", BenchRunner::Node(grow::run)),
     ("connect", BenchRunner::Node(connect::run)),
@@ -137,12 +144,15 @@ const BENCHES: [NamedBench; 15] = [
     ("fanout", BenchRunner::Standalone(fanout::run)),
     ("count", BenchRunner::Kernel(count::run)),
     ("clusterip", BenchRunner::Proxies(clusterip::run)),
+    ("clusterip-cluster", BenchRunner::Cluster(clusterip_cluster::run)),
+    ("gateway", BenchRunner::Gateways(gateway::run)),
 ];
 
 /// Runs `cargo xtask bench`: the benches that the arguments name, or all of them.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     let benches = select_benches(&args.names)?;
+    args.gateway.check(benches.iter().any(|(name, _)| *name == "gateway"))?;
     if !sh::is_root() {
         bail!(
             "the benches read the kernel's statistics: run them as root, for example with sudo -E"
@@ -157,8 +167,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         println!("\n== {name} ==");
         match environments.run(body) {
             Ok(rows) => {
-                let report =
-                    BenchReport { name: name.to_owned(), machine: MachineInfo::read(), rows };
+                let report = BenchReport::new(name, MachineInfo::read(), rows);
                 println!("{}", report::markdown_section(&report));
                 fs::write(folder.join(format!("{name}.json")), to_json(&report)?)?;
                 reports.push(report);
@@ -185,6 +194,7 @@ struct BenchEnvironments {
     cluster: Option<ClusterBenchContext>,
     ebpf: Option<EbpfBenchContext>,
     proxies: Option<ClusterIpBenchContext>,
+    gateways: Option<GatewayBenchContext>,
 }
 
 impl BenchEnvironments {
@@ -201,6 +211,7 @@ impl BenchEnvironments {
             any(|it| matches!(it, BenchRunner::Cluster(_) | BenchRunner::NodeAndCluster(_)));
         let on_kernel = any(|it| matches!(it, BenchRunner::Kernel(_)));
         let on_proxies = any(|it| matches!(it, BenchRunner::Proxies(_)));
+        let on_gateways = any(|it| matches!(it, BenchRunner::Gateways(_)));
         Ok(Self {
             node: on_node.then(|| build_node_context(args, workspace, folder)).transpose()?,
             cluster: on_cluster
@@ -209,6 +220,9 @@ impl BenchEnvironments {
             ebpf: on_kernel.then(|| build_ebpf_context(args, workspace)).transpose()?,
             proxies: on_proxies
                 .then(|| build_clusterip_context(args, workspace, folder))
+                .transpose()?,
+            gateways: on_gateways
+                .then(|| GatewayBenchContext::build(args, workspace))
                 .transpose()?,
         })
     }
@@ -224,6 +238,7 @@ impl BenchEnvironments {
             }
             BenchRunner::Kernel(run) => run(self.ebpf.as_ref().context(MISSING)?),
             BenchRunner::Proxies(run) => run(self.proxies.as_ref().context(MISSING)?),
+            BenchRunner::Gateways(run) => run(self.gateways.as_ref().context(MISSING)?),
             BenchRunner::Standalone(run) => run(),
         }
     }

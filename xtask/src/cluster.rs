@@ -2,7 +2,7 @@
 
 mod addresses;
 mod build_recipes;
-mod cgroups;
+pub(crate) mod cgroups;
 mod config;
 mod down;
 mod fault;

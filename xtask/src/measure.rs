@@ -1,5 +1,6 @@
 //! Shell: measures connects or requests from the present namespace and cgroup; prints one JSON line.
 
+pub(crate) mod datagrams;
 pub(crate) mod service_connects;
 
 use std::{
@@ -16,7 +17,7 @@ use tokio::{
     task::{JoinSet, LocalSet},
 };
 
-use self::service_connects::ServiceMeasureCommand;
+use self::{datagrams::DatagramMeasureCommand, service_connects::ServiceMeasureCommand};
 use crate::{
     load::{LoadRecord, unix_us},
     sh,
@@ -67,6 +68,9 @@ enum MeasureCommand {
     /// Connect to Services of a cluster; used by the bench clusterip
     #[command(subcommand)]
     Services(ServiceMeasureCommand),
+    /// Exchange datagrams with Services of a cluster; used by the bench clusterip
+    #[command(subcommand)]
+    Datagrams(DatagramMeasureCommand),
 }
 
 /// Times of connects or requests.
@@ -99,6 +103,7 @@ pub(crate) fn run(args: &MeasureArgs) -> Result<()> {
     let measured = match &args.what {
         MeasureCommand::Connect { addr, count } => measure_connects(addr, *count)?,
         MeasureCommand::Services(what) => return service_connects::run(what),
+        MeasureCommand::Datagrams(what) => return datagrams::run(what),
         MeasureCommand::Warm { addr, connections, millis } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let time = Duration::from_millis(*millis);

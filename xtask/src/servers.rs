@@ -15,20 +15,23 @@ use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoW
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
 /// Source files. The Go module fixes the versions of all dependencies.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "App.java",
+    "resolve.c",
     "go/go.mod",
     "go/go.sum",
     "go/main.go",
     "go/http.go",
     "go/https.go",
     "go/grpc.go",
+    "go/pools.go",
     "go/requests.go",
     "go/resolver.go",
     "go/websockets.go",
 ];
-/// Package of a third-party client, pinned by the same Go module.
+/// Packages of third-party clients, pinned by the same Go module.
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl";
+const H2SPEC: &str = "github.com/summerwind/h2spec/cmd/h2spec";
 /// Directory of Debian's Java libraries, and the libraries that the server needs.
 const JARS: &str = "/usr/share/java";
 const JETTY: [&str; 8] = [
@@ -41,8 +44,8 @@ const JETTY: [&str; 8] = [
     "jetty9-http2-hpack",
     "servlet-api",
 ];
-/// Flags of both builds, and a number to raise with any other change of the build. Part of the cache directory's name.
-const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath, --release 11 1";
+/// Flags of all builds, and a number to raise with any other change of the build. Part of the cache directory's name.
+const BUILD_PROCEDURE: &str = "CGO_ENABLED=0 -trimpath, --release 11, -static -O2 2";
 
 /// Runs `cargo xtask servers`: builds them and prints the variable for the tests.
 pub(crate) fn run() -> Result<()> {
@@ -57,7 +60,7 @@ pub(crate) fn build(workspace: &CargoWorkspace) -> Result<PathBuf> {
     let sources = workspace.root.join(SOURCES);
     let folder = toolchain::cache_directory()?.join(format!("servers-{}", digest(&sources)?));
     if !folder.exists() {
-        println!("building servers in Go and Java into {} (once)", folder.display());
+        println!("building servers in Go, Java and C into {} (once)", folder.display());
         build_all(&sources, &folder)?;
     }
     // A stable path for users who run the test program by hand.
@@ -111,6 +114,7 @@ fn build_all(sources: &Path, folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {}", temporary.display()))?;
     let built = build_go(sources, &temporary)
         .and_then(|()| build_java(sources, &temporary.join("java")))
+        .and_then(|()| build_musl_resolver(sources, &temporary.join("resolve-musl")))
         .and_then(|()| {
             fs::rename(&temporary, folder)
                 .with_context(|| format!("cannot make {}", folder.display()))
@@ -123,10 +127,17 @@ fn build_all(sources: &Path, folder: &Path) -> Result<()> {
 
 fn build_go(sources: &Path, into: &Path) -> Result<()> {
     let toolchain = GoToolchain::find()?;
-    // Both programs in one call, with exactly the versions in go.mod and go.sum.
+    // All programs in one call, with exactly the versions in go.mod and go.sum.
     let into = format!("{}/", into.display());
-    let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL];
+    let args = ["build", "-mod=readonly", "-trimpath", "-o", &into, ".", GRPCURL, H2SPEC];
     sh::run(&mut toolchain.command(&sources.join("go"), &args.map(str::to_owned)))
+}
+
+/// Builds the client of musl's resolver. It is static: the machine's own C library has another resolver.
+fn build_musl_resolver(sources: &Path, program: &Path) -> Result<()> {
+    let mut compiler = Command::new("musl-gcc");
+    compiler.args(["-static", "-O2", "-o"]).arg(program).arg(sources.join("resolve.c"));
+    sh::run(&mut compiler)
 }
 
 /// Returns the paths of the libraries that the server in Java needs, at compilation and when it runs.

@@ -3,6 +3,7 @@
 mod build;
 mod cluster;
 mod image_prebuild;
+mod lane_cgroup;
 mod results;
 mod source_tier;
 mod test_counts;
@@ -117,6 +118,12 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let requested = if args.tier.is_empty() { TestTier::ALL.to_vec() } else { args.tier.clone() };
     // In the order of their requirements: a wrong formula shows before a cluster is built.
     let tiers: Vec<_> = TestTier::ALL.into_iter().filter(|tier| requested.contains(tier)).collect();
+    // A tier with programs that are already built is the lane of another process.
+    if let (Some(_), [lane]) = (&args.built, tiers.as_slice())
+        && let Err(error) = lane_cgroup::enter(*lane)
+    {
+        println!("{error:#}");
+    }
     let lanes = plan_lanes(&tiers);
     // With a single tier, the tier itself prepares what it needs.
     if !lanes.is_empty() {

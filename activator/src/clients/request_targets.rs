@@ -2,7 +2,9 @@
 //!
 //! Careless clients send `?q="x"` and bytes beyond ASCII, and servers accept them. Such a target is percent-encoded
 //! before `hyper` reads it, and its original bytes are kept for the pod. Nothing else is changed, and hyper still
-//! judges every message. If the end of a message is ambiguous, everything behind it passes unchanged.
+//! judges every message. If the end of a message is ambiguous, everything behind it passes unchanged. Only chunks that
+//! are malformed get a mark in front of them, so that hyper refuses them, too: it accepts trailers that end with LF
+//! alone, and reads on into the next request.
 
 use std::collections::VecDeque;
 
@@ -13,6 +15,9 @@ use crate::h1::{
     self,
     chunked::{ChunkedDecoder, ChunkedPiece},
 };
+
+/// Bytes that hyper refuses wherever a line of chunks begins or their data ends.
+const MALFORMED_CHUNK_MARK: &[u8] = b"\r\r";
 
 /// Requests of one connection, as they come in.
 #[derive(Debug)]
@@ -152,7 +157,7 @@ impl RequestTargetInspector {
     fn parse_chunks(&mut self) -> bool {
         let RequestPosition::Chunked(chunks) = &mut self.position else { return false };
         let before = self.unread.len();
-        // The chunks pass unchanged. Reading them only finds the end of the body, since the next head follows it.
+        // Valid chunks pass unchanged. Reading them only finds the end of the body, since the next head follows it.
         self.ready.extend_from_slice(&self.unread);
         loop {
             match chunks.next_piece(&mut self.unread) {
@@ -163,9 +168,10 @@ impl RequestTargetInspector {
                 }
                 Ok(None) => break,
                 Err(_malformed) => {
-                    // All bytes are in `ready` already, and hyper finds the error itself.
-                    self.position = RequestPosition::Passthrough;
-                    self.unread.clear();
+                    // The reader stops where a line begins or data ends, and hyper has come as far.
+                    self.ready.truncate(self.ready.len() - self.unread.len());
+                    self.ready.extend_from_slice(MALFORMED_CHUNK_MARK);
+                    self.stop_inspecting();
                     return true;
                 }
             }
@@ -328,6 +334,54 @@ fn fields_named<'a, 'b>(
     name: &'a HeaderName,
 ) -> impl Iterator<Item = &'a httparse::Header<'b>> {
     fields.iter().filter(move |it| it.name.eq_ignore_ascii_case(name.as_str()))
+}
+
+/// Checks invariants of the inspector for tests and the fuzzer: the pieces in which bytes arrive change nothing, and no
+/// byte is lost but line ends before a request. The first byte is the size of the pieces, the others are requests.
+///
+/// # Panics
+///
+/// When an invariant does not hold.
+pub fn check(bytes: &[u8]) {
+    let Some((size, bytes)) = bytes.split_first() else { return };
+    // A head beyond its bound is inspected no more, and its end may come before that is noticed.
+    if bytes.len() > CHECKED_HEAD {
+        return;
+    }
+    let whole = pass_in_pieces(bytes, CHECKED_HEAD);
+    assert_eq!(pass_in_pieces(bytes, usize::from(*size)), whole, "in pieces of {size}");
+    let count_text = |bytes: &[u8]| bytes.iter().filter(|byte| !b"\r\n".contains(byte)).count();
+    assert!(count_text(&whole) >= count_text(bytes), "bytes are lost");
+}
+
+/// Bound of a head in [`check`].
+const CHECKED_HEAD: usize = 1 << 16;
+
+/// Bytes that hyper gets if they arrive in pieces of `size` bytes.
+fn pass_in_pieces(mut rest: &[u8], size: usize) -> Vec<u8> {
+    let (mut inspector, mut passed) = (RequestTargetInspector::new(CHECKED_HEAD), Vec::new());
+    loop {
+        let piece = rest.len().min(size.max(1));
+        match inspector.next_action() {
+            InspectorAction::TakeReady => passed.extend_from_slice(&inspector.ready().split()),
+            _ if rest.is_empty() => match inspector.position {
+                RequestPosition::Passthrough => return passed,
+                RequestPosition::Head | RequestPosition::Body(_) | RequestPosition::Chunked(_) => {
+                    inspector.on_eof();
+                }
+            },
+            InspectorAction::PassThrough(most) => {
+                let piece = piece.min(usize::try_from(most).unwrap_or(usize::MAX));
+                passed.extend_from_slice(&rest[..piece]);
+                inspector.on_passed(piece);
+                rest = &rest[piece..];
+            }
+            InspectorAction::ReadToParse => {
+                inspector.unread().extend_from_slice(&rest[..piece]);
+                rest = &rest[piece..];
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -105,7 +105,8 @@ pub(super) fn explain(snapshot: RequestSnapshot<'_>) -> RequestTraceFacts {
     let targets = snapshot.targets.iter().filter(|_| is_served);
     let location = match &snapshot.choice {
         Ok(RouteChoice::Redirect(_, url)) => Some(String::from_utf8_lossy(url.as_bytes())),
-        Ok(RouteChoice::Probe(_) | RouteChoice::Service(_)) | Err(_) => None,
+        Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Service(_))
+        | Err(_) => None,
     };
     let request = snapshot.request;
     RequestTraceFacts {
@@ -131,7 +132,8 @@ impl RequestSnapshot<'_> {
     fn service(&self) -> Option<&ServiceChoice> {
         match &self.choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
-            Ok(RouteChoice::Probe(_) | RouteChoice::Redirect(..)) | Err(_) => None,
+            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Redirect(..))
+            | Err(_) => None,
         }
     }
 
@@ -139,7 +141,7 @@ impl RequestSnapshot<'_> {
         match &self.choice {
             Ok(RouteChoice::Redirect(found, _)) => Some(found),
             Ok(RouteChoice::Service(choice)) => Some(&choice.found),
-            Ok(RouteChoice::Probe(_)) | Err(_) => None,
+            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_)) | Err(_) => None,
         }
     }
 
@@ -159,6 +161,13 @@ impl RequestSnapshot<'_> {
                 status: None,
                 reason: "its headers are those of a probe of the platform, which the activator \
                          responds to; it wakes no service"
+                    .to_owned(),
+            },
+            (Ok(RouteChoice::Challenge(_)), _) => RequestResult {
+                outcome: RequestOutcome::Probe,
+                status: Some(200),
+                reason: "its path is that of a challenge for the host's certificate, which the \
+                         activator responds to; it wakes no service"
                     .to_owned(),
             },
             (Ok(RouteChoice::Redirect(found, _)), _) => RequestResult {
@@ -222,6 +231,9 @@ impl RequestSnapshot<'_> {
                 "the pods receive the host {host}, and {} in K-Original-Host",
                 self.host
             ));
+        }
+        if let Some(prefix) = choice.found.service_match.stripped_prefix() {
+            notes.push(format!("the pods receive the path without {prefix}"));
         }
         if let Some(rule) = choice.found.service_match.client_auth().filter(|_| !is_inside) {
             notes.push(client_auth_note(rule));
@@ -287,7 +299,13 @@ fn rule_text(rule: &MatchRule) -> String {
 fn found_reason(found: &FoundService) -> String {
     let service = &found.service_match.service.name;
     match (found.service_match.domain(), &found.rule) {
-        (Some(domain), _) => format!("DomainMapping {} leads to {service}", domain.host),
+        (Some(domain), _) => match &domain.path_rule {
+            Some(rule) => format!(
+                "{} is the longest path prefix of {} that the path has, and leads to {service}",
+                rule.prefix, domain.host
+            ),
+            None => format!("DomainMapping {} leads to {service}", domain.host),
+        },
         (None, MatchRule::OwnPort(port)) => format!("port {port} belongs to {service}"),
         (None, MatchRule::GatewayPort(port)) => {
             format!("gateway port {port} belongs to {service}")

@@ -33,6 +33,7 @@ pub(super) struct ListedHost<'a> {
 /// Host with the service to which it leads.
 #[derive(Debug)]
 pub(super) struct HostSnapshot {
+    /// Host, with the prefix behind it if it has a path rule.
     pub(super) name: String,
     pub(super) service_match: ServiceMatch,
     /// True if the index of hosts has the name.
@@ -68,8 +69,8 @@ pub(super) fn list_hosts<'a>(
 
 /// Returns the hosts of one service, or its name within the cluster if it has none.
 fn hosts_of(service: &Arc<RoutedService>) -> Vec<ListedHost<'_>> {
-    let public = (0..).map_while(|at| service.nth_host(at));
-    let public = public.map(|host| ListedHost { name: host.into(), private_service: None });
+    let public = (0..).map_while(|at| service.nth_listed_host(at));
+    let public = public.map(|name| ListedHost { name, private_service: None });
     let mut hosts: Vec<ListedHost<'_>> = public.collect();
     if hosts.is_empty() {
         let mut name = format!("{}.{}.svc", service.kubernetes_name(), service.name.namespace);
@@ -110,7 +111,7 @@ impl RoutesSnapshot {
     /// Returns the certificates that the listed hosts get, sorted by their names.
     fn certificate_facts(&self) -> Vec<HostCertificateFacts> {
         let chosen = self.hosts.iter().filter(|host| host.is_public).filter_map(|host| {
-            let (certificate, _) = self.certificates.choose(host.named_secret(), &host.name)?;
+            let (certificate, _) = self.certificates.choose(host.named_secret(), host.host())?;
             Some((certificate.name.as_str(), certificate))
         });
         let chosen: BTreeMap<&str, _> = chosen.collect();
@@ -130,7 +131,7 @@ impl HostSnapshot {
             Some(TagRouting::ServeTag(_)) | None => Vec::new(),
         };
         let certificate =
-            self.is_public.then(|| certificates.choice_facts(self.named_secret(), &self.name));
+            self.is_public.then(|| certificates.choice_facts(self.named_secret(), self.host()));
         HostRouteFacts {
             host: self.name.clone(),
             rule: self.rule(),
@@ -143,6 +144,11 @@ impl HostSnapshot {
             certificate: certificate.flatten(),
             named_secret: self.named_secret().map(ToString::to_string),
         }
+    }
+
+    /// Host without the prefix of a path rule.
+    fn host(&self) -> &str {
+        self.name.split('/').next().unwrap_or_default()
     }
 
     fn rule(&self) -> HostRule {

@@ -7,8 +7,8 @@ use common::{
     link::RouteBatch,
     wire::{
         AllowedSources, AppProtocol, ClientAuth, ConnectionPath, EdgeSettings, GatewayRules,
-        GlobalSettings, MappedDomain, PodEntry, RevisionEntry, RouteTable, RouteTag, RouteTarget,
-        RoutingPhase, ServiceEntry, TagRouting,
+        GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry, RouteTable,
+        RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
     },
 };
 use futures::FutureExt as _;
@@ -59,6 +59,7 @@ fn domain(host: String, redirects_to_https: bool) -> MappedDomain {
         certificate: None,
         client_auth: None,
         hsts: None,
+        path_rule: None,
     }
 }
 
@@ -184,6 +185,33 @@ fn a_trace_names_the_rules_that_were_tried() {
     let (status, reason, tried) = rules("a b", Entrypoint::External);
     assert_eq!((status, reason.as_str()), (Some(400), "malformed Host header"));
     assert!(tried.is_empty(), "{tried:?}");
+}
+
+#[test]
+fn a_path_rule_is_listed_and_traced_with_its_prefix() {
+    let mut table = one_service();
+    let prefix = PathPrefix::parse("/a").unwrap();
+    let path_rule = Some(PathRule { prefix, strips_prefix: true });
+    let mapped = MappedDomain { path_rule, ..domain("*.shop.example".to_owned(), false) };
+    let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
+    table.services.get_mut(&service_name(0)).unwrap().gateway_rules = Some(Box::new(rules));
+    let source = source(&table);
+    let listed: Vec<String> =
+        source.routes("shop".to_owned()).hosts.into_iter().map(|it| it.host).collect();
+    assert_eq!(listed, ["*.shop.example/a"]);
+    let traced = |path: &str| trace(&source, &TracedRequest::new("eu.shop.example", path));
+    let served = traced("/a/b");
+    assert_eq!(
+        served.reason,
+        "/a is the longest path prefix of *.shop.example that the path has, and leads to default/s0"
+    );
+    assert_eq!(served.notes, ["the pods receive the path without /a"]);
+    let unknown = traced("/b");
+    assert_eq!(
+        (unknown.status, unknown.reason.as_str()),
+        (Some(404), "no service for \"eu.shop.example/b\"")
+    );
+    assert_eq!(traced("/a/../b").status, Some(400));
 }
 
 #[test]
@@ -534,6 +562,7 @@ fn request_path_end(
     let choice = match chooser.choose(&head, entrypoint, sender, handshake) {
         Err(failure) => return (None, status(failure)),
         Ok(RouteChoice::Probe(_)) => return (None, None),
+        Ok(RouteChoice::Challenge(_)) => return (None, Some(200)),
         Ok(RouteChoice::Redirect(..)) => return (None, Some(301)),
         Ok(RouteChoice::Service(choice)) => choice,
     };

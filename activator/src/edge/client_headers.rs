@@ -263,7 +263,7 @@ fn write_forwarded_headers(
 }
 
 /// Begins a trace if the request does not belong to one yet (W3C Trace Context §3.2). A valid one passes unchanged,
-/// because the activator records no span of its own. `random` is uniform over u64.
+/// and a request with a recorded span gets that span's id later. `random` is uniform over u64.
 pub fn ensure_trace_context(headers: &mut HeaderMap, mut random: impl FnMut() -> u64) {
     let mut values = headers.get_all(&TRACEPARENT).iter();
     let is_traced = match (values.next(), values.next()) {
@@ -283,7 +283,7 @@ pub fn ensure_trace_context(headers: &mut HeaderMap, mut random: impl FnMut() ->
 }
 
 /// Returns true for `version-trace-parent-flags` in lower-case hex; later versions may have more fields behind these.
-fn is_traceparent(text: &[u8]) -> bool {
+pub(crate) fn is_traceparent(text: &[u8]) -> bool {
     // Version 00 has exactly 55 bytes; any later version begins with the same four fields.
     let Some((version_00, more)) = text.split_at_checked(55) else { return false };
     let mut fields = version_00.split(|&byte| byte == b'-');

@@ -81,6 +81,16 @@ pub struct PodRequestContext<'a> {
     pub random: fn() -> u64,
 }
 
+/// Refuses a request whose chunks are chunked again: recipients that decode them once and twice would disagree about the
+/// body, and those that decode them twice would lose its end (RFC 9112 §6.1).
+pub fn check_transfer_codings(headers: &HeaderMap) -> Result<(), ProxyRequestError> {
+    let codings = header_tokens(headers, header::TRANSFER_ENCODING);
+    match codings.filter(|it| it.eq_ignore_ascii_case("chunked")).count() {
+        0 | 1 => Ok(()),
+        _ => Err(ProxyRequestError::RepeatedChunking),
+    }
+}
+
 /// Changes a head from the form that arrived to the one for a pod. Returns the protocol that the client wants to switch
 /// to, which is possible over HTTP/1.1 only: the pod's request is in HTTP/1.1 then.
 pub fn rewrite_request_head(

@@ -156,6 +156,9 @@ fn a_request_has_one_framing() {
     let coded = Request::post("/").header("transfer-encoding", "gzip, chunked");
     let expected = "POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n";
     assert_eq!(write_request_text(&coded, RequestBodyFraming::Chunked), expected);
+    let sparse = Request::post("/").header("transfer-encoding", "");
+    let sparse = sparse.header("transfer-encoding", ",gzip ,, chunked");
+    assert_eq!(write_request_text(&sparse, RequestBodyFraming::Chunked), expected);
 }
 
 /// Reads chunks that come in pieces of these sizes. Returns the body, its trailers, and the bytes behind it.

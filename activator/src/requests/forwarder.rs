@@ -20,12 +20,14 @@ use crate::{
     request_error::ProxyRequestError,
     requests::{
         pending_request::{PendingRequest, ReceivedRequest, Routed},
-        request_log::{RequestLogEntry, RequestLogger},
+        request_log::RequestLogger,
+        request_observers::{RequestObservation, RequestObservers},
         request_timer::RequestTimer,
         response_body::ClientResponseBody,
     },
     revisions::revision::ActivatorRevision,
     routes::{index::RouteIndex, service::RoutedService},
+    telemetry::recorder::TelemetryRecorder,
     tls::{client_cas::ClientCas, host_certificates::HostCertificates},
 };
 
@@ -48,6 +50,8 @@ pub struct RequestForwarder {
     pub client_cas: ClientCas,
     /// Log of finished requests.
     pub request_log: Arc<RequestLogger>,
+    /// Recorder of spans and request metrics.
+    pub telemetry: Arc<TelemetryRecorder>,
     /// Counters and gauges of the activator.
     pub metrics: ActivatorMetrics,
     /// State that raw TCP connections share.
@@ -80,6 +84,7 @@ impl RequestForwarder {
     pub fn apply(&self, batch: RouteBatch) -> bool {
         self.edge_policy.apply_batch(&batch);
         self.request_log.apply_batch(&batch);
+        self.telemetry.apply_batch(&batch);
         // Before the routes: a host that is routed over TLS has its certificate.
         self.certificates.set_tls(&self.edge_policy.current().tls);
         self.certificates.apply_batch(&batch);
@@ -100,13 +105,20 @@ impl RequestForwarder {
     ) -> impl Future<Output = Response<ClientResponseBody>> + Send + use<'_> {
         // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
         let (head, body) = request.into_parts();
-        let mut entry = self.request_log.start_entry(&head, &body, entrypoint, client);
+        let mut observers = RequestObservers {
+            log: self.request_log.start_entry(&head, &body, entrypoint, client),
+            telemetry: RequestObservation::start(&self.telemetry, &head, entrypoint, client),
+        };
         let socket = head.extensions.get::<ClientSocket>().cloned();
         let body = PodRequestBody::new(body, socket, connection);
         let may_reconnect =
             head.version != Version::HTTP_2 || is_for_guarded_host(&head, connection);
         let received = ReceivedRequest { head, body, entrypoint, client, connection };
         let routed = self.route_request(received);
+        if matches!(&routed, Ok(Routed::Respond(_))) && entrypoint != Entrypoint::External {
+            // From inside, the activator itself responds to probes of the platform only.
+            observers.discard_telemetry();
+        }
         // Many clients send to one host until the connection ends, and would get 421 each time. A connection of HTTP/2
         // that was opened for another host stays: it serves that one, and to close it would help no request.
         let must_reconnect =
@@ -114,7 +126,7 @@ impl RequestForwarder {
         async move {
             let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
             let response = match routed {
-                Ok(Routed::Forward(pending)) => self.forward(pending, &mut entry).await,
+                Ok(Routed::Forward(pending)) => self.forward(pending, &mut observers).await,
                 Ok(Routed::Respond(response)) => Ok(*response),
                 Err(failure) => Err(failure),
             };
@@ -129,9 +141,11 @@ impl RequestForwarder {
             }
             cancelled.0 = None;
             self.metrics.count_response(response.status());
-            let Some(mut entry) = entry else { return response };
-            entry.set_status(response.status());
-            response.map(|body| body.with_log_entry(entry))
+            if observers.is_empty() {
+                return response;
+            }
+            observers.set_status(response.status());
+            response.map(|body| body.with_observers(observers))
         }
     }
 
@@ -139,22 +153,19 @@ impl RequestForwarder {
     async fn forward(
         &self,
         mut pending: Box<PendingRequest>,
-        entry: &mut Option<Box<RequestLogEntry>>,
+        observers: &mut RequestObservers,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
-        if let Some(entry) = entry {
-            entry.set_revision(&pending.revision.name, &pending.settings.owner_names);
-        }
+        let owners = &pending.settings.owner_names;
+        observers.set_revision(&pending.revision.name, owners, || pending.own_host());
         let mut timer = RequestTimer::start(pending.settings.timeouts);
         // A response that arrives together with the timeout counts as in time.
         let pod_response = tokio::select! {
             biased;
-            pod_response = self.forward_to_pod(&mut pending) => pod_response?,
+            pod_response = self.forward_to_pod(&mut pending, observers) => pod_response?,
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
-        if let Some(entry) = entry {
-            entry.set_pod(&pod_response.permit.pod);
-        }
-        let mut response = self.relay_response(pod_response, &mut pending, timer, entry)?;
+        observers.set_pod(&pod_response.permit.pod);
+        let mut response = self.relay_response(pod_response, &mut pending, timer, observers)?;
         self.request_reconnect(&mut response, &pending);
         Ok(response)
     }
@@ -226,6 +237,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         | ProxyRequestError::TooManyRequestBytes
         | ProxyRequestError::BodyIdleTimeout
         | ProxyRequestError::BadRequest(_)
+        | ProxyRequestError::RepeatedChunking
         | ProxyRequestError::ConnectMethod
         | ProxyRequestError::ConnectProtocol => {
             debug!(?entrypoint, %client, code, %failure, "request refused")

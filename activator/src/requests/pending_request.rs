@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
-use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
-use http::{Request, Response, Version, request};
+use bytes::Bytes;
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, PathPrefix, TagRouting};
+use http::{Request, Response, Uri, Version, request, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
         client_info::ClientInfo,
         connections::{ClientConnection, RequestBodyGuard},
         head_charge,
-        socket::ClientSocket,
+        socket::{ClientSocket, RawRequestTarget},
     },
     clock::random_u64,
     edge::{
@@ -28,7 +29,10 @@ use crate::{
     request_error::ProxyRequestError,
     requests::response_body::ClientResponseBody,
     revisions::{revision::ActivatorRevision, route_settings::RevisionRouteSettings},
-    routes::service::{RoutedService, ServiceMatch},
+    routes::{
+        path_match::{UnclearPath, strip_segments},
+        service::{RoutedService, ServiceMatch},
+    },
 };
 
 /// Request as it has come, which has no route yet.
@@ -100,6 +104,11 @@ impl PendingRequest {
         of_host.or(edge.hsts.as_ref()).filter(|_| self.is_https)
     }
 
+    /// Name of its service within the cluster.
+    pub(crate) fn own_host(&self) -> String {
+        service_host(&self.service)
+    }
+
     /// Number of bytes that it is charged with while it waits.
     pub(crate) fn charged_bytes(&self) -> usize {
         match &self.stage {
@@ -127,6 +136,9 @@ impl PendingRequest {
         let (mut head, body) = request.into_parts();
         // From here on the request is the one that a client of HTTP/1.1 would have sent.
         self.websocket = WebSocketHandshake::from_connect(&mut head, random_u64);
+        if let Some(prefix) = self.service_match.stripped_prefix() {
+            strip_prefix(&mut head, prefix)?;
+        }
         let context = PodRequestContext {
             sender: self.client.request_sender(self.entrypoint),
             edge,
@@ -143,7 +155,7 @@ impl PendingRequest {
             random: random_u64,
         };
         let service = &self.service;
-        let own_host = || format!("{}.{}.svc", service.kubernetes_name(), service.name.namespace);
+        let own_host = || service_host(service);
         if headers::rewrite_request_head(&mut head, context, own_host)?.is_some() {
             // The handle is kept apart from the head: it is needed once the pod has switched.
             self.upgrade = head.extensions.remove::<OnUpgrade>();
@@ -169,4 +181,32 @@ impl PendingRequest {
         head_charge::recharge_head(&mut request, &self.connection);
         self.stage = RequestStage::Prepared(request);
     }
+}
+
+/// Takes the prefix out of the path, also where the client wrote the target in another form than hyper has read.
+fn strip_prefix(head: &mut request::Parts, prefix: &PathPrefix) -> Result<(), ProxyRequestError> {
+    let refused =
+        |UnclearPath| ProxyRequestError::BadRequest("the path cannot do without its prefix".into());
+    let Some(target) = head.uri.path_and_query().filter(|it| it.path().starts_with('/')) else {
+        return Ok(());
+    };
+    if prefix.depth() == 0 {
+        return Ok(());
+    }
+    let stripped = strip_segments(target.as_str().as_bytes(), prefix.depth()).map_err(refused)?;
+    let malformed =
+        |error: http::Error| ProxyRequestError::BadRequest(format!("bad path: {error}"));
+    let target = PathAndQuery::try_from(&stripped[..]).map_err(|error| malformed(error.into()))?;
+    let mut parts = std::mem::take(&mut head.uri).into_parts();
+    parts.path_and_query = Some(target);
+    head.uri = Uri::from_parts(parts).map_err(|error| malformed(error.into()))?;
+    if let Some(RawRequestTarget(raw)) = head.extensions.get_mut::<RawRequestTarget>() {
+        *raw = Bytes::from(strip_segments(raw, prefix.depth()).map_err(refused)?);
+    }
+    Ok(())
+}
+
+/// Name of a service within the cluster, `<name>.<namespace>.svc`.
+fn service_host(service: &RoutedService) -> String {
+    format!("{}.{}.svc", service.kubernetes_name(), service.name.namespace)
 }

@@ -43,7 +43,7 @@ const WRITE_BATCH_BYTES: usize = 64 << 10;
 /// Pause before a flush looks again for room in the full queue.
 const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Code of a request whose client was gone before the response: nginx's, because HTTP has none.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
+pub(crate) const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Output that lines are written to.
 pub type RequestLogSink = Box<dyn io::Write + Send>;

@@ -17,7 +17,7 @@ use tracing::warn;
 use crate::{
     pods::{connection::PodResponseBody, exchange_error::PodError},
     request_error::ProxyRequestError,
-    requests::{request_log::RequestLogEntry, request_timer::RequestTimer},
+    requests::{request_observers::RequestObservers, request_timer::RequestTimer},
     revisions::revision::PodPermit,
 };
 
@@ -28,15 +28,15 @@ pub enum ClientResponseBody {
     Text(Option<Bytes>),
     /// Body of a pod's response.
     Pod(Box<ForwardedPodBody>),
-    /// Body of either kind, for a request that is logged.
-    Logged(Box<LoggedResponseBody>),
+    /// Body of either kind, for a request that is logged, traced or measured.
+    Observed(Box<ObservedResponseBody>),
 }
 
-/// Body whose end completes its entry in the request log.
+/// Body whose end completes what is recorded of its request.
 #[derive(Debug)]
-pub struct LoggedResponseBody {
+pub struct ObservedResponseBody {
     body: ClientResponseBody,
-    log_entry: Box<RequestLogEntry>,
+    observers: RequestObservers,
 }
 
 /// Error because of which a response that had begun was cut off.
@@ -101,9 +101,9 @@ impl ClientResponseBody {
         Self::Pod(Box::new(pod_body))
     }
 
-    /// Adds the entry in the request log, which is written once the body was passed on.
-    pub fn with_log_entry(self, log_entry: Box<RequestLogEntry>) -> Self {
-        Self::Logged(Box::new(LoggedResponseBody { body: self, log_entry }))
+    /// Adds the observers of the request, which note its end once the body was passed on.
+    pub fn with_observers(self, observers: RequestObservers) -> Self {
+        Self::Observed(Box::new(ObservedResponseBody { body: self, observers }))
     }
 }
 
@@ -117,7 +117,7 @@ impl ClientResponseBody {
                 let upper = upper.and_then(|it| usize::try_from(it).ok()).unwrap_or(usize::MAX);
                 pod_body.body.max_buffered().min(upper)
             }
-            Self::Logged(logged) => logged.body.max_buffered(),
+            Self::Observed(observed) => observed.body.max_buffered(),
         }
     }
 
@@ -126,19 +126,19 @@ impl ClientResponseBody {
         match self {
             Self::Text(_) => false,
             Self::Pod(pod_body) => pod_body.body.forward_fin(cx),
-            Self::Logged(logged) => logged.body.forward_fin(cx),
+            Self::Observed(observed) => observed.body.forward_fin(cx),
         }
     }
 }
 
-impl LoggedResponseBody {
+impl ObservedResponseBody {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         let next = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if let Some(Ok(frame)) = &next {
-            self.log_entry.add_body_bytes(frame.data_ref().map_or(0, Bytes::len));
+            self.observers.add_body_bytes(frame.data_ref().map_or(0, Bytes::len));
         }
         Poll::Ready(next)
     }
@@ -234,7 +234,7 @@ impl Body for ClientResponseBody {
         match self.get_mut() {
             Self::Text(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             Self::Pod(pod_body) => pod_body.poll(cx),
-            Self::Logged(logged) => logged.poll(cx),
+            Self::Observed(observed) => observed.poll(cx),
         }
     }
 
@@ -242,7 +242,7 @@ impl Body for ClientResponseBody {
         match self {
             Self::Text(text) => text.is_none(),
             Self::Pod(pod_body) => pod_body.is_ended(),
-            Self::Logged(logged) => logged.body.is_end_stream(),
+            Self::Observed(observed) => observed.body.is_end_stream(),
         }
     }
 
@@ -252,7 +252,7 @@ impl Body for ClientResponseBody {
                 text.as_ref().map_or(0, |text| u64::try_from(text.len()).unwrap_or(u64::MAX)),
             ),
             Self::Pod(pod_body) => pod_body.body.size_hint(),
-            Self::Logged(logged) => logged.body.size_hint(),
+            Self::Observed(observed) => observed.body.size_hint(),
         }
     }
 }

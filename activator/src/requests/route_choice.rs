@@ -23,9 +23,14 @@ use crate::{
     routes::{
         index::RouteIndex,
         match_rules::{MatchRule, match_rules},
+        path_match::strip_segments,
+        ruled_hosts::HostPathError,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
 };
+
+/// Start of the paths at which authorities ask for tokens (RFC 8555, section 8.3).
+const CHALLENGE_PREFIX: &str = "/.well-known/acme-challenge/";
 
 /// Chooser of the service for each request, by the RouteTable and the policy in force.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +46,8 @@ pub(crate) struct RouteChooser<'a> {
 pub(crate) enum RouteChoice {
     /// The activator itself responds: the request is a probe of the platform.
     Probe(PlatformProbe),
+    /// The activator itself responds with this text: an authority checks a host before it issues a certificate.
+    Challenge(String),
     /// The client is redirected to this URL.
     Redirect(FoundService, HeaderValue),
     /// A Revision of a service serves it.
@@ -85,6 +92,7 @@ impl RouteChooser<'_> {
         handshake: HandshakeRule<'_>,
     ) -> Result<RouteChoice, ProxyRequestError> {
         host::check_host(head)?;
+        headers::check_transfer_codings(&head.headers)?;
         let connect_protocol = head.extensions.get::<Protocol>().map(Protocol::as_str);
         websocket::check_connect(&head.method, connect_protocol)?;
         // Only a WebSocket over HTTP/2 is left of CONNECT. It is no probe, since a success would open it.
@@ -93,6 +101,10 @@ impl RouteChooser<'_> {
         // The response to a probe of the platform comes before a Revision is chosen, so that it never wakes one.
         if let Some(probe) = platform_probe::parse_probe(head).filter(|_| may_be_probe) {
             return Ok(RouteChoice::Probe(probe));
+        }
+        // Before the service and any redirect: the host may have no certificate yet, and its pods know no token.
+        if let Some(response) = self.challenge_response(head, entrypoint) {
+            return Ok(RouteChoice::Challenge(response));
         }
         let found = self.find_service(head, entrypoint)?;
         let mut comes_by_https = false;
@@ -113,6 +125,16 @@ impl RouteChooser<'_> {
         Ok(RouteChoice::Service(ServiceChoice { found, is_https: comes_by_https, service, tag }))
     }
 
+    /// Returns the response to a challenge of an authority. Any other path below the challenges' is the service's own.
+    fn challenge_response(&self, head: &request::Parts, entrypoint: Entrypoint) -> Option<String> {
+        let token = head.uri.path().strip_prefix(CHALLENGE_PREFIX)?;
+        let is_read = head.method == Method::GET || head.method == Method::HEAD;
+        if entrypoint != Entrypoint::External || !is_read {
+            return None;
+        }
+        self.routes.challenge_response(&host::request_host(head)?, token)
+    }
+
     /// Finds the service by the first rule that has one.
     pub(crate) fn find_service(
         &self,
@@ -120,18 +142,24 @@ impl RouteChooser<'_> {
         entrypoint: Entrypoint,
     ) -> Result<FoundService, ProxyRequestError> {
         let host = || host::request_host(head).unwrap_or_default();
-        let mut rules = match_rules(entrypoint, host, self.cluster_domain);
-        let found = rules.find_map(|rule| {
-            let service_match = self.routes.find_service(&rule)?;
-            Some(FoundService { rule, service_match })
-        });
-        found.ok_or_else(|| {
-            ProxyRequestError::UnknownService(match entrypoint {
-                Entrypoint::Service(port) => format!("port {port}"),
-                Entrypoint::GatewayPort(port) => format!("gateway port {port}"),
-                Entrypoint::Internal | Entrypoint::External => host(),
-            })
-        })
+        let path = head.uri.path();
+        for rule in match_rules(entrypoint, host, self.cluster_domain) {
+            let found = self.routes.find_service(&rule, path);
+            let failure = |error| path_failure(error, &host(), path);
+            let Some(service_match) = found.map_err(failure)? else { continue };
+            // Checked before the request waits, and done once it has a pod.
+            if let Some(prefix) = service_match.stripped_prefix()
+                && strip_segments(path.as_bytes(), prefix.depth()).is_err()
+            {
+                return Err(failure(HostPathError::UnclearPath));
+            }
+            return Ok(FoundService { rule, service_match });
+        }
+        Err(ProxyRequestError::UnknownService(match entrypoint {
+            Entrypoint::Service(port) => format!("port {port}"),
+            Entrypoint::GatewayPort(port) => format!("gateway port {port}"),
+            Entrypoint::Internal | Entrypoint::External => host(),
+        }))
     }
 
     /// Service whose Revisions serve the request: the one that was found, or the one of the tag that a header chooses.
@@ -153,6 +181,17 @@ impl RouteChooser<'_> {
             ))
         });
         chosen.unwrap_or((service, None))
+    }
+}
+
+/// Failure of a request to a host with path rules that none of them serves.
+fn path_failure(error: HostPathError, host: &str, path: &str) -> ProxyRequestError {
+    match error {
+        HostPathError::NoRule => ProxyRequestError::UnknownService(format!("{host}{path}")),
+        HostPathError::UnclearPath => ProxyRequestError::BadRequest(format!(
+            "servers may read the path {path:?} in several ways, and {host} has services for some \
+             paths only"
+        )),
     }
 }
 

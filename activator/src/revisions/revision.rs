@@ -34,7 +34,7 @@ use crate::{
 mod queue_entry;
 mod state;
 
-pub use queue_entry::QueueEntry;
+pub use queue_entry::{QueueEntry, WaitCause};
 use state::{ActiveRevisionState, LockedRevisionState};
 
 /// Time for which requests avoid a pod that left a dial unanswered: the same as for connects that the eBPF programs

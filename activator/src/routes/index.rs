@@ -24,8 +24,8 @@ use crate::{
     },
     routes::{
         agent_reports::AgentStreamNumber,
-        index_entries::HostIndexEntry,
         match_rules::MatchRule,
+        ruled_hosts::HostPathError,
         service::{RoutedService, ServiceMatch, TrafficShare},
     },
     slots::peers::Peers,
@@ -89,16 +89,20 @@ impl RouteIndex {
         &self.revision_context.peers
     }
 
-    /// Service that a request finds by this rule.
-    pub fn find_service(&self, rule: &MatchRule) -> Option<ServiceMatch> {
+    /// Service that a request for this path finds by this rule.
+    pub(crate) fn find_service(
+        &self,
+        rule: &MatchRule,
+        path: &str,
+    ) -> Result<Option<ServiceMatch>, HostPathError> {
         let service = match rule {
             MatchRule::OwnPort(port) => self.service_by_port(*port),
             MatchRule::GatewayPort(port) => self.service_by_gateway_port(*port),
             MatchRule::ServiceName(name) => self.service_by_name(name),
             MatchRule::RevisionName(name) => self.service_for_revision(name),
-            MatchRule::Host(host) => return self.match_host(host),
+            MatchRule::Host(host) => return self.match_host_path(host, path),
         };
-        service.map(ServiceMatch::from)
+        Ok(service.map(ServiceMatch::from))
     }
 
     /// Service behind a port of the activator.
@@ -111,12 +115,9 @@ impl RouteIndex {
         self.read().by_gateway_port.get(&port).cloned()
     }
 
-    /// Service behind a host, which is in lower case and without port.
+    /// Service behind a host that has no path rules. The host is in lower case and without port.
     pub fn match_host(&self, host: &str) -> Option<ServiceMatch> {
-        let index = self.read();
-        let HostIndexEntry { service, host_index } = index.by_host.get(host)?;
-        let domain_index = host_index.checked_sub(service.hosts.len());
-        Some(ServiceMatch { service: Arc::clone(service), domain_index })
+        self.read().match_host(host)
     }
 
     /// Returns true if TLS of any host is passed through.
@@ -126,20 +127,54 @@ impl RouteIndex {
 
     /// Service to which TLS of this host is passed through; the host is in lower case and without port.
     pub fn passthrough_service(&self, host: &str) -> Option<Arc<RoutedService>> {
-        let found = self.match_host(host)?;
+        let found = self.read().match_host_of_all_paths(host)?;
         found.domain().is_some_and(|it| it.passes_tls).then_some(found.service)
     }
 
-    /// Rules of the DomainMapping of this host for handshakes; the host is in lower case and without port. Without such
-    /// a mapping there are none.
+    /// Service behind a host for this path. The host is in lower case and without port.
+    fn match_host_path(
+        &self,
+        host: &str,
+        path: &str,
+    ) -> Result<Option<ServiceMatch>, HostPathError> {
+        let index = self.read();
+        // Hosts without path rules cost this look-up only.
+        match index.match_host(host) {
+            Some(found) => Ok(Some(found)),
+            None => index.ruled_hosts.find(host, path),
+        }
+    }
+
+    /// Service behind a host as a list of hosts shows it: a host with path rules is followed by one of its prefixes,
+    /// and a wildcard stands for itself.
+    pub(crate) fn match_listed_host(&self, listed: &str) -> Option<ServiceMatch> {
+        let index = self.read();
+        match listed.find('/') {
+            Some(at) => index.ruled_hosts.find_rule(&listed[..at], &listed[at..]),
+            None => index.match_host(listed),
+        }
+    }
+
+    /// Rules of the DomainMappings of this host for handshakes; the host is in lower case and without port. Without
+    /// such a mapping there are none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
-        let found = self.match_host(host);
-        let domain = found.as_ref().and_then(ServiceMatch::domain);
-        let rules = domain.map(|it| HandshakeRules {
+        let index = self.read();
+        let Some(found) = index.match_host(host) else {
+            let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
+            return HandshakeRules { certificate, client_auth };
+        };
+        let rules = found.domain().map(|it| HandshakeRules {
             certificate: it.certificate.clone(),
             client_auth: it.client_auth.clone(),
         });
         rules.unwrap_or_default()
+    }
+
+    /// Response to the challenge of an authority for this host, which is in lower case and without port.
+    pub fn challenge_response(&self, host: &str, token: &str) -> Option<String> {
+        let index = self.read();
+        let mut of_host = index.challenges.get(host)?.iter();
+        of_host.find(|(it, _)| it.token == token).map(|(it, _)| it.response.clone())
     }
 
     /// Service with this name.

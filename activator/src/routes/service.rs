@@ -1,9 +1,10 @@
 //! Shell: a service of the RouteTable, and the match of a request to it.
 
-use std::{num::NonZeroU16, sync::Arc, time::Instant};
+use std::{borrow::Cow, num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
-    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, MappedDomain, NamespacedName, TagRouting,
+    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, HttpChallenge, MappedDomain,
+    NamespacedName, PathPrefix, PathRule, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -47,6 +48,12 @@ impl ServiceMatch {
     /// Rule of the host for certificates of clients; `None`: clients are asked for none.
     pub fn client_auth(&self) -> Option<&ClientAuth> {
         self.domain()?.client_auth.as_ref()
+    }
+
+    /// Prefix that pods do not receive; `None`: they receive the whole path.
+    pub fn stripped_prefix(&self) -> Option<&PathPrefix> {
+        let rule = self.domain()?.path_rule.as_ref()?;
+        rule.strips_prefix.then_some(&rule.prefix)
     }
 
     /// Returns true if http from outside is redirected to https.
@@ -110,6 +117,24 @@ impl RoutedService {
     /// Number of hosts whose TLS is passed through to the service.
     pub(crate) fn passthrough_hosts(&self) -> usize {
         self.domains().iter().filter(|it| it.passes_tls).count()
+    }
+
+    pub(crate) fn challenges(&self) -> &[HttpChallenge] {
+        self.gateway_rules.as_ref().map_or(&[], |it| &it.challenges)
+    }
+
+    /// Path rule of host number `at`, as [`nth_host`](Self::nth_host) counts them.
+    pub(crate) fn nth_path_rule(&self, at: usize) -> Option<&PathRule> {
+        self.domains().get(at.checked_sub(self.hosts.len())?)?.path_rule.as_ref()
+    }
+
+    /// Host number `at` in lists of hosts: one with a path rule is followed by its prefix.
+    pub(crate) fn nth_listed_host(&self, at: usize) -> Option<Cow<'_, str>> {
+        let host = self.nth_host(at)?;
+        Some(match self.nth_path_rule(at) {
+            Some(rule) => format!("{host}{}", rule.prefix).into(),
+            None => host.into(),
+        })
     }
 
     /// Host number `at` among all that reach it from outside: its own, then those of its DomainMappings.

@@ -60,6 +60,8 @@ async fn a_trace_states_the_response_that_a_client_gets() {
         certificate: None,
         client_auth: None,
         hsts: None,
+        path_rule: None,
+        passes_tls: false,
     };
     fixture.apply_change(|table| {
         let rules = GatewayRules { mapped_domains: vec![redirected], ..GatewayRules::default() };

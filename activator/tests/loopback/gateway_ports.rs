@@ -10,7 +10,7 @@ use std::{
 
 use common::wire::{
     AllowedSources, AppProtocol, EdgeSettings, GatewayRules, MappedDomain, NamespacedName,
-    RouteTable, ServiceEntry,
+    PathRule, RouteTable, ServiceEntry,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -254,6 +254,8 @@ fn passthrough_rules(host: &str) -> GatewayRules {
         certificate: None,
         client_auth: None,
         hsts: None,
+        // A host below a wildcard is found by its rule.
+        path_rule: host.starts_with("*.").then(PathRule::default),
         passes_tls: true,
     };
     GatewayRules { mapped_domains: vec![domain], ..GatewayRules::default() }

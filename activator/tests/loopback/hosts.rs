@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{GatewayRules, MappedDomain, NamespacedName, RouteTag, RouteTarget, TagRouting};
+use common::wire::{
+    GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix, PathRule, RouteTag,
+    RouteTarget, TagRouting,
+};
 use http::Request;
 
 use crate::{
@@ -36,6 +39,7 @@ fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
         certificate: None,
         client_auth: None,
         hsts: None,
+        path_rule: None,
     }
 }
 
@@ -141,6 +145,42 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
 }
 
 #[tokio::test]
+async fn a_challenge_is_responded_to_before_the_redirect() {
+    let (mut fixture, pod) = start_awake().await;
+    let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
+    let challenge = HttpChallenge {
+        host: "shop.example".into(),
+        token: "t0k-en_".into(),
+        response: "t0k-en_.hash".into(),
+    };
+    set_gateway_rules(
+        &mut fixture,
+        GatewayRules {
+            mapped_domains: vec![redirected],
+            challenges: vec![challenge],
+            ..GatewayRules::default()
+        },
+    );
+    let ask = async |host: &str, token: &str| {
+        let path = format!("/.well-known/acme-challenge/{token}");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        fixture.exchange_at(fixture.outside, &request).await
+    };
+    let response = ask("Shop.example:80", "t0k-en_").await;
+    assert_eq!(status(&response), "200");
+    assert!(response.ends_with("\r\n\r\nt0k-en_.hash"), "{response}");
+    // Other tokens and other hosts are no challenges.
+    assert_eq!(status(&ask("shop.example", "other").await), "301");
+    assert_eq!(status(&ask("hello.default.example.com", "t0k-en_").await), "200");
+    assert_eq!(pod.requests(), 1);
+    set_gateway_rules(&mut fixture, GatewayRules::default());
+    assert_eq!(
+        status(&fixture.exchange_at(fixture.outside, &get("shop.example", "")).await),
+        "404"
+    );
+}
+
+#[tokio::test]
 async fn a_redirected_host_leads_to_https_from_outside_only() {
     let (mut fixture, pod) = start_awake().await;
     let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
@@ -162,6 +202,94 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
     }
     assert_eq!(status(&fixture.exchange(&get("hello.default", "")).await), "200");
     assert_eq!(pod.requests(), 2);
+}
+
+fn ruled_domain(host: &str, prefix: &str, strips_prefix: bool) -> MappedDomain {
+    let prefix = PathPrefix::parse(prefix).unwrap();
+    let path_rule = Some(PathRule { prefix, strips_prefix });
+    MappedDomain { path_rule, ..domain(host, None) }
+}
+
+/// Adds the service `api` with one pod. It shares the hosts of these DomainMappings with the service of the fixture.
+fn share_hosts(fixture: &mut ActivatorFixture, api: SocketAddr) {
+    let (other, second) =
+        (NamespacedName::new("default", "api"), NamespacedName::new("default", "api-1"));
+    let of_hello =
+        vec![ruled_domain("shop.example", "/", false), ruled_domain("*.shop.example", "/", false)];
+    let of_api = vec![
+        ruled_domain("shop.example", "/api", true),
+        ruled_domain("*.shop.example", "/v1", false),
+    ];
+    set_gateway_rules(
+        fixture,
+        GatewayRules { mapped_domains: of_hello, ..GatewayRules::default() },
+    );
+    fixture.apply_change(|table| {
+        let mut it = hello_revision();
+        it.name = second.clone();
+        table.revisions.insert(second.clone(), it);
+        let mut pod = harness::pod("api", api, common::wire::RoutingPhase::Ready);
+        pod.revision = second.clone();
+        table.pods.insert("api".into(), pod);
+        let mut it = hello_service(4711);
+        it.name = other.clone();
+        it.hosts = Vec::new();
+        it.targets = vec![RouteTarget { revision: second.clone(), percent: 100 }];
+        let rules = GatewayRules { mapped_domains: of_api, ..GatewayRules::default() };
+        it.gateway_rules = Some(Box::new(rules));
+        table.services.insert(other.clone(), it);
+    });
+}
+
+/// Request lines in these heads, without the version.
+fn request_lines(heads: &str) -> Vec<&str> {
+    let lines = heads.lines().filter(|line| line.starts_with("GET "));
+    lines.map(|line| line.trim_end_matches(" HTTP/1.1")).collect()
+}
+
+#[tokio::test]
+async fn the_paths_of_a_host_reach_their_services() {
+    let (mut fixture, pod) = start_awake().await;
+    let api = start_pod("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\napi", Duration::ZERO).await;
+    share_hosts(&mut fixture, api.address);
+    let ask = async |fixture: &ActivatorFixture, host: &str, target: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        fixture.exchange_at(fixture.outside, &request).await
+    };
+    for (host, target, body) in [
+        ("shop.example", "/", "hello"),
+        ("shop.example", "/apis", "hello"),
+        ("shop.example", "/API", "hello"),
+        ("Shop.Example:80", "/api", "api"),
+        ("shop.example", "/%61pi/x%2Fy?q=/", "api"),
+        ("shop.example", "http://shop.example/api/", "api"),
+        ("eu.shop.example", "/x", "hello"),
+        ("eu.shop.example", "/v1/x", "api"),
+    ] {
+        let response = ask(&fixture, host, target).await;
+        assert!(response.ends_with(body), "{host} {target}: {response}");
+    }
+    assert_eq!(request_lines(&api.heads()), ["GET /", "GET /x%2Fy?q=/", "GET /", "GET /v1/x"]);
+    let before = (pod.requests(), api.requests());
+    for (host, target, code) in [
+        ("shop.example", "//api", "400"),
+        ("shop.example", "/x/../api", "400"),
+        ("shop.example", "/x%2F..%2Fapi", "400"),
+        ("shop.example", "/api;v=1", "400"),
+        ("shop.example", "/api//evil.example", "400"),
+        ("a.b.shop.example", "/", "404"),
+        ("shop.example.", "/api", "200"),
+    ] {
+        let response = ask(&fixture, host, target).await;
+        assert_eq!(status(&response), code, "{host} {target}: {response}");
+    }
+    assert_eq!((pod.requests(), api.requests()), (before.0, before.1 + 1));
+    // Without the rule of all paths, the host serves those of its prefix only.
+    set_gateway_rules(&mut fixture, GatewayRules::default());
+    for (target, code) in [("/api/x", "200"), ("/", "404"), ("/apis", "404")] {
+        let response = ask(&fixture, "shop.example", target).await;
+        assert_eq!(status(&response), code, "{target}: {response}");
+    }
 }
 
 #[tokio::test]

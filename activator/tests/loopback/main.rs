@@ -18,6 +18,7 @@ mod hosts;
 mod http2;
 mod inputs;
 mod limits;
+mod message_corpus;
 mod messages;
 mod proxies;
 mod reference_servers;
@@ -32,8 +33,10 @@ mod stopping;
 mod tcp;
 mod tcp_components;
 mod tcp_streams;
+mod telemetry;
 mod tls;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;
+mod tls_matrix;
 mod tls_policies;
 mod websockets;

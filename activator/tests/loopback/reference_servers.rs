@@ -24,13 +24,13 @@ use crate::{
 };
 
 /// Server in a process of its own, which ends when its standard input does.
-struct ReferenceServerProcess {
+pub(crate) struct ReferenceServerProcess {
     child: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl ReferenceServerProcess {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = piped.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let mut line = String::new();
@@ -47,13 +47,13 @@ impl Drop for ReferenceServerProcess {
     }
 }
 
-fn pods() -> PathBuf {
+pub(crate) fn pods() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pods")
 }
 
-/// Builds Go's server for the test, and returns the command that starts it.
-fn go() -> Command {
-    let binary = std::env::temp_dir().join(format!("activator-paths-{}", std::process::id()));
+/// Builds Go's server for a test of this name, and returns the command that starts it.
+pub(crate) fn go(test: &str) -> Command {
+    let binary = std::env::temp_dir().join(format!("activator-{test}-{}", std::process::id()));
     let known = Path::new("/usr/local/go/bin/go");
     let go = if known.exists() { known } else { Path::new("go") };
     let mut build = Command::new(go);
@@ -62,14 +62,15 @@ fn go() -> Command {
     Command::new(binary)
 }
 
-/// Returns the command that starts nginx. The response body names the request as that of the other servers does.
-fn nginx(folder: &Path) -> Command {
+/// Returns the command that starts nginx, which logs requests as `access_log` says. The response body names the request
+/// as that of the other servers does.
+pub(crate) fn nginx(folder: &Path, access_log: &str) -> Command {
     let free = SocketAddr::from(([127, 0, 0, 1], unused_port()));
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let temporary = temporary.map(|it| format!("{it}_temp_path {};\n", folder.display())).concat();
     let serve = "return 200 \"$request_method $request_uri $content_length\\n\";";
     let config = format!(
-        "daemon off;\nmaster_process off;\npid {0}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}\
+        "daemon off;\nmaster_process off;\npid {0}/pid;\nevents {{}}\nhttp {{\naccess_log {access_log};\n{temporary}\
          server {{ listen {free}; location / {{ {serve} }} }}\n}}\n",
         folder.display(),
     );
@@ -179,7 +180,7 @@ async fn node_responds_the_same_on_every_path() {
 
 #[tokio::test]
 async fn go_responds_the_same_on_every_path() {
-    let mut app = go();
+    let mut app = go("paths");
     let server = ReferenceServerProcess::start(&mut app);
     // The server runs, and needs its file no more.
     std::fs::remove_file(app.get_program()).unwrap();
@@ -194,7 +195,7 @@ async fn go_responds_the_same_on_every_path() {
 async fn nginx_responds_the_same_on_every_path() {
     let folder = std::env::temp_dir().join(format!("activator-paths-nginx-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let server = ReferenceServerProcess::start(&mut nginx(&folder));
+    let server = ReferenceServerProcess::start(&mut nginx(&folder, "off"));
     compare_http1(&server, &[]).await;
     // The server reports the length of a body in chunks differently each time.
     let states_length =

@@ -375,26 +375,44 @@ async fn an_upload_goes_on_while_its_response_is_read_and_ends_with_it() {
     wait_until(|| fixture.metric("rouse_activator_client_connections") == 0.0).await;
 }
 
+/// Starts a pod that reads a body in chunks, and reports in a header how often `bytes.` is in it.
+async fn start_body_counting_pod() -> SocketAddr {
+    start_pod_with(|mut stream, _| async move {
+        let head = read_head(&mut stream).await;
+        assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
+        let body = read_until(&mut stream, "0\r\n\r\n").await;
+        let size = "HTTP/1.1 200 OK\r\nx-body: ";
+        let count = body.matches("bytes.").count();
+        let response = format!("{size}{count}\r\ncontent-length: 0\r\n\r\n");
+        stream.write_all(response.as_bytes()).await.unwrap();
+        stream.read_u8().await.ok();
+    })
+    .await
+}
+
 #[tokio::test]
 async fn a_body_of_unknown_length_reaches_a_pod_whatever_the_method() {
     for method in ["GET", "HEAD", "POST", "DELETE"] {
         let mut fixture = ActivatorFixture::new().await;
-        let at = start_pod_with(|mut stream, _| async move {
-            let head = read_head(&mut stream).await;
-            assert!(head.contains("transfer-encoding: chunked\r\n"), "{head}");
-            let body = read_until(&mut stream, "0\r\n\r\n").await;
-            let size = "HTTP/1.1 200 OK\r\nx-body: ";
-            let count = body.matches("bytes.").count();
-            let response = format!("{size}{count}\r\ncontent-length: 0\r\n\r\n");
-            stream.write_all(response.as_bytes()).await.unwrap();
-            stream.read_u8().await.ok();
-        })
-        .await;
-        fixture.add_ready_pod("p", at);
+        fixture.add_ready_pod("p", start_body_counting_pod().await);
         let client = Http2TestClient::connect(fixture.port).await;
         let request = Request::builder().method(method).uri("http://a/echo");
         let response = client.send_request(request, &["ten ", "bytes."]).await.unwrap();
-        assert_eq!(response.head.headers()["x-body"], "1", "{method}");
+        assert_eq!(response.head.headers()["x-body"], "1", "{method} over HTTP/2");
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_reaches_a_pod_whatever_the_method() {
+    for method in ["GET", "HEAD", "POST", "DELETE"] {
+        let mut fixture = ActivatorFixture::new().await;
+        fixture.add_ready_pod("p", start_body_counting_pod().await);
+        let request = format!(
+            "{method} /echo HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
+             transfer-encoding: chunked\r\n\r\n4\r\nten \r\n6\r\nbytes.\r\n0\r\n\r\n"
+        );
+        let response = fixture.exchange(&request).await;
+        assert!(response.contains("\r\nx-body: 1\r\n"), "{method} over HTTP/1.1: {response}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::{io, num::NonZeroU16, sync::Arc, time::Duration};
 use activator::{ActivatorConfig, ActivatorError};
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
-    wire::{EdgeSettings, GatewayRules, MappedDomain, NamespacedName},
+    wire::{EdgeSettings, GatewayRules, MappedDomain, NamespacedName, PathPrefix, PathRule},
 };
 use http::Request;
 use rustls::{
@@ -134,6 +134,7 @@ fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
         certificate: certificate.cloned(),
         client_auth: None,
         hsts: None,
+        path_rule: None,
     }
 }
 
@@ -192,6 +193,33 @@ async fn each_name_gets_its_certificate() {
     ] {
         let client = open(fixture.outside_tls, Arc::clone(config), name).await.unwrap();
         assert!(presented(&client) == leaf(issued), "{name}, SNI: {}", config.enable_sni);
+    }
+}
+
+/// The path of a request is not known during the handshake.
+#[tokio::test]
+async fn hosts_with_wildcards_and_path_rules_get_their_certificate() {
+    let (mut fixture, authority) = start_asleep().await;
+    let (default, own) = (authority.issue(&[HOST]), authority.issue(&["*.wild.example"]));
+    set_default(&mut fixture, &default);
+    let own_name = NamespacedName::new("default", "own");
+    set_certificate(&mut fixture, &own_name, &own);
+    let ruled = |host: &str, prefix: &str| {
+        let prefix = PathPrefix::parse(prefix).unwrap();
+        let path_rule = Some(PathRule { prefix, strips_prefix: false });
+        MappedDomain { path_rule, ..mapped(host, Some(&own_name)) }
+    };
+    let domains = vec![ruled("*.wild.example", "/"), ruled("paths.example", "/a")];
+    set_mapped_domains(&mut fixture, domains);
+    let config = Arc::new(client_config(&[]));
+    for (name, issued) in [
+        ("a.wild.example", &own),
+        ("paths.example", &own),
+        ("wild.example", &default),
+        ("a.b.wild.example", &default),
+    ] {
+        let client = open(fixture.outside_tls, Arc::clone(&config), name).await.unwrap();
+        assert!(presented(&client) == leaf(issued), "{name}");
     }
 }
 

@@ -57,6 +57,7 @@ fn mapped(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
         certificate: None,
         client_auth,
         hsts: None,
+        path_rule: None,
     }
 }
 

@@ -1,7 +1,12 @@
 // The same as app.py, on node's own server.
+import { appendFileSync } from 'node:fs'
 import { createServer } from 'node:http'
 
 const respond = (request, response) => {
+  // The test's file gets a line before anything is sent, if it names one.
+  if (process.env.REQUEST_LOG) {
+    appendFileSync(process.env.REQUEST_LOG, `${request.method} ${request.url}\n`)
+  }
   if (request.url === '/early') {
     response.writeHead(413, { 'Content-Length': 4, Connection: 'close' })
     return response.end('big\n')

@@ -1,5 +1,5 @@
 """A pod without an HTTP library. Its responses are those of app.mjs and app.go, but for what each server refuses by itself."""
-import re, socket, sys, threading
+import os, re, socket, sys, threading
 
 
 def line(f):
@@ -18,6 +18,13 @@ def body(f, fields):
     return len(f.read(int(fields.get(b"content-length", 0))))
 
 
+def book(method, target):
+    """Adds a line to the file that the test names, if it does, before anything is sent."""
+    if path := os.environ.get("REQUEST_LOG"):
+        with open(path, "ab") as log:
+            log.write(b"%s %s\n" % (method, target))
+
+
 def serve(conn):
     with conn, conn.makefile("rb") as f:
         while first := line(f):
@@ -26,6 +33,7 @@ def serve(conn):
             while field := line(f):
                 name, _, value = field.partition(b":")
                 fields[name.lower()] = value.strip()
+            book(method, target)
             if target == b"/early":
                 return conn.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbig\n")
             if target == b"/reject":
@@ -55,6 +63,6 @@ def quietly(conn):
 listener = socket.create_server(("127.0.0.1", 0), backlog=128)
 print(listener.getsockname()[1], flush=True)
 # Ends with the test.
-threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 while True:
     threading.Thread(target=quietly, args=(listener.accept()[0],), daemon=True).start()

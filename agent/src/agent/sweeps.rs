@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Agent;
-use crate::connections::{
-    deadlines::task::DeadlineScanResults, stale_connections::KNOWN_SCAN_PERIOD,
-};
+use crate::connections::deadlines::task::DeadlineScanResults;
 
 /// Period in which the state of all pods is read.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
@@ -31,6 +29,7 @@ impl Agent {
             let uids = self.registry.uids();
             uids.iter().for_each(|uid| self.read_pod(uid));
             self.sweep_standby();
+            self.handles.idle.remove_unwatched(now);
             uids.iter().for_each(|uid| self.update_deadline(uid));
             self.handles.usage.report_all(&self.handles.maps);
             self.handles.revision_totals.read_slots(&self.handles.maps);
@@ -39,7 +38,8 @@ impl Agent {
             draining.iter().for_each(|uid| self.read_pod(uid));
         }
         self.overdue_requests.start_due_round(|uid| self.registry.get(uid));
-        let soon = now + if has_known { KNOWN_SCAN_PERIOD } else { DRAINING_SWEEP_PERIOD };
+        let known_scan_period = self.stale_connections.known_scan_period();
+        let soon = now + if has_known { known_scan_period } else { DRAINING_SWEEP_PERIOD };
         self.next_sweep =
             if is_frequent { self.next_full_sweep.min(soon) } else { self.next_full_sweep };
         self.advance_next_sweep();

@@ -17,11 +17,17 @@ use datapath::abi::ConnectionActivity;
 use crate::net::sockdiag::{DiagConnection, TcpActivity};
 
 pub(crate) mod close;
+mod idle_closes;
 pub(crate) mod pod_query;
 pub(crate) mod task;
+mod watch;
 
 /// Shortest time without a byte after which a connection counts as idle.
 const IDLE_TIME: Duration = Duration::from_secs(1);
+/// Time after which a connection that has never carried a byte counts as idle. Its client may have opened it for a
+/// request, and wait for a processor: its first request would fail without a second attempt, since most libraries try
+/// again only on connections that they have used before. A pod waits for such connections.
+const UNUSED_IDLE_TIME: Duration = Duration::from_secs(5);
 /// Idle time if the pod is about to stop, or the address has drained for a while. A client that pauses only for moments
 /// between long requests must move too. It counts only if the pod reports no message under way.
 const SHORT_IDLE_TIME: Duration = Duration::from_millis(20);
@@ -45,7 +51,10 @@ const FULL_SCAN_PERIOD: Duration = Duration::from_secs(1);
 const LATE_FULL_SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// Period of the scan of known connections. The pause between two requests may be short. A scan that misses the pause
 /// of a client with long requests waits for the whole next one.
-pub(crate) const KNOWN_SCAN_PERIOD: Duration = Duration::from_millis(10);
+const KNOWN_SCAN_PERIOD: Duration = Duration::from_millis(10);
+/// The same period while the pods of all known connections are [watched](watch): the scan only finds what no event
+/// reports, such as connections that were idle before, or that speak HTTP/2.
+const WATCHED_SCAN_PERIOD: Duration = Duration::from_millis(100);
 /// Bound on the cost of each kind of scan: one part in this number of a processor's time.
 const CPU_BUDGET_DIVISOR: u32 = 10;
 
@@ -57,6 +66,8 @@ pub(crate) struct StaleConnections {
     next_full_scan: Option<Instant>,
     /// Time of the next scan of the known connections.
     next_known_scan: Option<Instant>,
+    /// True while the pods of all known connections report those that become idle.
+    are_pods_watched: bool,
 }
 
 /// Scope of one round of scans.
@@ -102,6 +113,20 @@ impl DrainingAddress {
     fn required_idle(self, now: Instant) -> Duration {
         let patient = self.has_ready_pod() && now.duration_since(self.since) <= CLOSE_SPREAD;
         if patient { IDLE_TIME } else { SHORT_IDLE_TIME }
+    }
+
+    /// Returns true if a connection is closed in the first pause of its client, however short.
+    fn is_closed_in_short_pauses(self, now: Instant) -> bool {
+        self.required_idle(now) == SHORT_IDLE_TIME
+    }
+
+    /// Returns the time from which the connection with this local port may be closed.
+    ///
+    /// Each has its own moment within the spread, so that a client does not reopen all of them at once.
+    fn close_moment(self, local_port: u16) -> Instant {
+        // Knuth's multiplicative constant scatters neighbouring ports.
+        let scattered = u32::from(local_port).wrapping_mul(0x9E37_79B1) >> 16;
+        self.since + self.close_spread() * scattered / (1 << 16)
     }
 
     /// Returns true if the address has drained for longer than idle connections take to close.
@@ -176,8 +201,22 @@ impl StaleConnections {
         {
             return None;
         }
-        self.next_known_scan = after(KNOWN_SCAN_PERIOD, last_scans.known_scan_cpu);
+        self.next_known_scan = after(self.known_scan_period(), last_scans.known_scan_cpu);
         Some(ClientScanScope::KnownConnections)
+    }
+
+    /// Returns the period of the scan of known connections.
+    pub(crate) fn known_scan_period(&self) -> Duration {
+        if self.are_pods_watched { WATCHED_SCAN_PERIOD } else { KNOWN_SCAN_PERIOD }
+    }
+
+    /// Sets if the pods of all known connections report those that become idle. Once one does not, the next scan is due
+    /// at once.
+    pub(crate) fn set_pods_watched(&mut self, are_watched: bool) {
+        if self.are_pods_watched && !are_watched {
+            self.next_known_scan = None;
+        }
+        self.are_pods_watched = are_watched;
     }
 
     fn full_scan_period(&self, now: Instant) -> Duration {
@@ -198,19 +237,14 @@ impl StaleConnections {
 }
 
 /// Returns true if a client's connection is due to be closed.
-///
-/// Each has its own moment within the spread, by its local port, so that a client does not reopen all of them at once.
 pub(crate) fn is_due(
     now: Instant,
     draining: &BTreeMap<SocketAddr, DrainingAddress>,
     connection: &DiagConnection,
 ) -> bool {
     let Some(draining) = draining.get(&connection.canonical_peer()) else { return false };
-    // Knuth's multiplicative constant scatters neighbouring ports.
-    let scattered = u32::from(connection.local.port()).wrapping_mul(0x9E37_79B1) >> 16;
-    let moment = draining.close_spread() * scattered / (1 << 16);
     is_idle(connection.activity, draining.required_idle(now))
-        && now.duration_since(draining.since) >= moment
+        && now >= draining.close_moment(connection.local.port())
 }
 
 /// Returns true if a connection that is due may be closed. `reported_activity` is the pod's report of its use, if the
@@ -241,7 +275,7 @@ pub(crate) fn may_close(
 fn is_idle(activity: TcpActivity, long: Duration) -> bool {
     // A new connection is about to carry its first request.
     let Some(received) = activity.since_received else {
-        return !activity.has_sent && activity.since_sent >= IDLE_TIME;
+        return !activity.has_sent && activity.since_sent >= UNUSED_IDLE_TIME;
     };
     let asked_since =
         activity.since_sent < received || activity.since_acknowledged + KERNEL_TICK < received;
@@ -333,6 +367,38 @@ mod tests {
         assert_eq!(next_beside(all), Some(known));
         assert_eq!(next_beside(known), Some(all), "it has waited meanwhile");
         assert_eq!(next_beside(known), None);
+    }
+
+    #[test]
+    fn known_connections_are_scanned_rarely_while_their_pods_are_watched() {
+        let now = Instant::now();
+        let mut connections = StaleConnections::default();
+        connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
+        let some = ClientScanStats { known_connections: 1, ..ClientScanStats::default() };
+        let is_busy = |scope: ClientScanScope| scope == ClientScanScope::AllClients;
+        let known = Some(ClientScanScope::KnownConnections);
+        connections.set_pods_watched(true);
+        assert_eq!(connections.next_scan(now, some, is_busy), known);
+        assert_eq!(connections.next_scan(now + KNOWN_SCAN_PERIOD, some, is_busy), None);
+        assert_eq!(connections.next_scan(now + WATCHED_SCAN_PERIOD, some, is_busy), known);
+        connections.set_pods_watched(false);
+        assert_eq!(
+            connections.next_scan(now + WATCHED_SCAN_PERIOD, some, is_busy),
+            known,
+            "at once"
+        );
+        assert_eq!(connections.next_scan(now + WATCHED_SCAN_PERIOD, some, is_busy), None);
+    }
+
+    #[test]
+    fn only_an_address_whose_pod_stops_is_closed_in_short_pauses_at_first() {
+        let now = Instant::now();
+        let draining = |phase| DrainingAddress { since: now, phase };
+        let is_closed = |phase, after| draining(phase).is_closed_in_short_pauses(now + after);
+        let (ready, stops) = (Some(RoutingPhase::Ready), Some(RoutingPhase::Draining));
+        assert!(is_closed(stops, Duration::ZERO) && is_closed(None, Duration::ZERO));
+        assert!(!is_closed(ready, CLOSE_SPREAD));
+        assert!(is_closed(ready, CLOSE_SPREAD * 2));
     }
 
     #[test]
@@ -434,9 +500,9 @@ mod tests {
         let first = TcpActivity { since_received: None, ..answered(IDLE_TIME * 30) };
         assert!(!is_idle(first, IDLE_TIME), "its first request has no answer yet");
         let unused = |ago| TcpActivity { has_sent: false, since_received: None, ..answered(ago) };
-        assert!(is_idle(unused(IDLE_TIME), SHORT_IDLE_TIME), "no client has used it");
+        assert!(is_idle(unused(UNUSED_IDLE_TIME), SHORT_IDLE_TIME), "no client has used it");
         assert!(
-            !is_idle(unused(SHORT_IDLE_TIME), SHORT_IDLE_TIME),
+            !is_idle(unused(IDLE_TIME * 4), SHORT_IDLE_TIME),
             "it may have been opened for a request"
         );
         let next = TcpActivity {

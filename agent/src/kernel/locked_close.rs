@@ -158,6 +158,26 @@ pub struct CloseCounts {
     pub spared: u64,
 }
 
+/// Position of a connection at which its pod has seen it idle. While it stands there, no request is under way on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdlePosition {
+    /// Sequence number of the client's next byte.
+    pub client_seq: u32,
+    /// Sequence number of the pod's next byte.
+    pub pod_seq: u32,
+}
+
+/// Outcome of a close at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PositionOutcome {
+    /// The connection stood there and was closed.
+    Closed,
+    /// Bytes before the position are still under way or unread. The connection may come to it yet.
+    NotReached,
+    /// The connection has been used since, or is closing.
+    Passed,
+}
+
 impl std::ops::AddAssign for CloseCounts {
     fn add_assign(&mut self, other: Self) {
         self.closed += other.closed;
@@ -208,18 +228,65 @@ impl LockedCloser {
         sys::run_iterator(self.link.as_fd())
     }
 
+    /// Closes connections in the calling thread's network namespace that stand at their positions. Sockets are named by
+    /// their cookies. `outcomes` grows by the outcome of each socket that was reached, also if a later close fails.
+    pub fn close_at_positions(
+        &mut self,
+        sockets: &[(u64, IdlePosition)],
+        outcomes: &mut Vec<(u64, PositionOutcome)>,
+    ) -> io::Result<()> {
+        for batch in sockets.chunks(abi::ENDING_MAX as usize) {
+            let mut result = self.walk_positions(batch);
+            // Also after a failure: an entry that stays would be closed at the next walk.
+            for &(cookie, _) in batch {
+                match self.take_result(cookie) {
+                    Ok(taken) => outcomes.extend(position_outcome(taken).map(|it| (cookie, it))),
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+            result?;
+        }
+        Ok(())
+    }
+
+    fn walk_positions(&mut self, sockets: &[(u64, IdlePosition)]) -> io::Result<()> {
+        for &(cookie, position) in sockets {
+            let request = CloseRequest {
+                bytes_acked: position.client_seq.into(),
+                bytes_received: position.pod_seq.into(),
+                result: abi::CLOSE_AT_POSITION,
+            };
+            self.requests.insert(cookie, request, 0).map_err(io::Error::other)?;
+        }
+        sys::run_iterator(self.link.as_fd())
+    }
+
     /// Removes a connection's entry, and returns its outcome.
     fn take_outcome(&mut self, cookie: u64) -> io::Result<CloseCounts> {
+        let taken = self.take_result(cookie)?;
+        let count_if = |result| u64::from(taken == Some(result));
+        Ok(CloseCounts { closed: count_if(abi::CLOSE_DONE), spared: count_if(abi::CLOSE_SKIPPED) })
+    }
+
+    /// Removes a connection's entry, and returns its result. `None`: there is no entry, as an insertion has failed.
+    fn take_result(&mut self, cookie: u64) -> io::Result<Option<u64>> {
         let read = self.requests.get(&cookie, 0);
-        // An insertion that failed has left no entry.
         if matches!(read, Err(MapError::KeyNotFound)) {
-            return Ok(CloseCounts::default());
+            return Ok(None);
         }
         // Also if the entry cannot be read: one that stays would be closed at the next walk.
         self.requests.remove(&cookie).map_err(io::Error::other)?;
-        let request = read.map_err(io::Error::other)?;
-        let count_if = |result| u64::from(request.result == result);
-        Ok(CloseCounts { closed: count_if(abi::CLOSE_DONE), spared: count_if(abi::CLOSE_SKIPPED) })
+        read.map(|request| Some(request.result)).map_err(io::Error::other)
+    }
+}
+
+/// Returns the outcome that a result of the program stands for. `None`: the socket was not reached, as it has closed.
+fn position_outcome(result: Option<u64>) -> Option<PositionOutcome> {
+    match result? {
+        abi::CLOSE_DONE => Some(PositionOutcome::Closed),
+        abi::CLOSE_NOT_REACHED => Some(PositionOutcome::NotReached),
+        abi::CLOSE_SKIPPED => Some(PositionOutcome::Passed),
+        _ => None,
     }
 }
 
@@ -255,6 +322,21 @@ mod tests {
         assert_eq!((taken, counts), (5, CloseCounts { closed: 1, spared: 4 }));
         add_outcomes([Ok(closed), Ok(closed)].into_iter(), &mut counts).expect("none failed");
         assert_eq!(counts, CloseCounts { closed: 3, spared: 4 });
+    }
+
+    #[test]
+    fn only_a_result_of_the_program_is_an_outcome() {
+        let outcomes = [
+            (None, None),
+            (Some(abi::CLOSE_NOT_FOUND), None),
+            (Some(abi::CLOSE_AT_POSITION), None),
+            (Some(abi::CLOSE_DONE), Some(PositionOutcome::Closed)),
+            (Some(abi::CLOSE_NOT_REACHED), Some(PositionOutcome::NotReached)),
+            (Some(abi::CLOSE_SKIPPED), Some(PositionOutcome::Passed)),
+        ];
+        for (result, expected) in outcomes {
+            assert_eq!(position_outcome(result), expected, "{result:?}");
+        }
     }
 
     #[test]

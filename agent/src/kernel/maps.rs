@@ -20,7 +20,10 @@ use datapath::{
 };
 
 pub use self::event_ring::{KernelEventRing, decode_event};
-use self::{connection_storage::ConnectionStorage, counter_rows::CounterRows, gauges::PodGauges};
+use self::{
+    connection_storage::ConnectionStorage, counter_rows::CounterRows, gauges::PodGauges,
+    idle_events::IdleEventFlags,
+};
 use crate::kernel::{
     map_op::{BackendTarget, KernelRoutes, MapOp, WrittenBounds},
     pod_registration::PodRegistration,
@@ -105,6 +108,7 @@ pub mod connection_storage;
 mod counter_rows;
 mod event_ring;
 pub mod gauges;
+pub mod idle_events;
 pub(crate) mod meshed_namespaces;
 mod pod_ports;
 mod previous_version;
@@ -222,6 +226,11 @@ impl KernelMaps {
     /// Opens the gauges of pods, for another task.
     pub fn gauges(&self) -> Result<PodGauges, KernelMapError> {
         PodGauges::open(&self.pins)
+    }
+
+    /// Opens the flags of events of idle connections, for another task. None is set then.
+    pub fn idle_event_flags(&self) -> Result<IdleEventFlags, KernelMapError> {
+        IdleEventFlags::open(&self.pins)
     }
 
     /// Adds the final counts of the previous version's idle rows to this version's. Returns true if none of those rows

@@ -39,11 +39,12 @@ use crate::{
         cgroup_search::{POD_DIRECTORY_DEPTH, pod_directories, subdirectories},
         cgroups::pod_uid,
         freezer::{self, CgroupState},
-        maps::connection_storage::ConnectionStorage,
+        maps::{KernelMapError, KernelMaps, connection_storage::ConnectionStorage},
         netns_cookies::NetnsCookies,
         sys,
     },
     pods::{
+        idle_connections::IdleConnections,
         pod_server::{PodServers, prestop::PreStopHooks},
         processes::{namespace_path, processes},
         types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
@@ -114,6 +115,19 @@ pub struct PodServerDeps {
     pub prestop_hooks: PreStopHooks,
     /// Storage of the pods' connections.
     pub conns: ConnectionStorage,
+    /// Connections that the eBPF programs report as idle.
+    pub idle: IdleConnections,
+}
+
+impl PodServerDeps {
+    /// Opens the state in these maps.
+    pub(crate) fn open(
+        prestop_hooks: &PreStopHooks,
+        maps: &KernelMaps,
+    ) -> Result<Self, KernelMapError> {
+        let idle = IdleConnections::open(maps)?;
+        Ok(Self { prestop_hooks: prestop_hooks.clone(), conns: maps.conns(), idle })
+    }
 }
 
 /// Starts the thread. It ends when the sender of commands or the receiver of events is dropped.
@@ -229,8 +243,8 @@ impl PodFinder {
             pod_directories: HashMap::new(),
             wanted: HashMap::new(),
             root_inode: namespace::inode(&config.cgroups).ok(),
-            pod_servers: config.pod_servers.map(|PodServerDeps { prestop_hooks, conns }| {
-                PodServers { prestop_hooks, conns, events: events.clone() }
+            pod_servers: config.pod_servers.map(|PodServerDeps { prestop_hooks, conns, idle }| {
+                PodServers { prestop_hooks, conns, idle, events: events.clone() }
             }),
             events,
         };

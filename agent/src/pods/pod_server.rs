@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`prestop`] |
 //! | `POST /in-use` | agents of nodes with clients, before they close stale connections | the use of each: [`in_use`] |
+//! | `POST /idle` | agents of nodes with clients of a pod that drains | once a connection has become idle: [`idle`] |
 //!
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
 //! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
@@ -16,6 +17,7 @@ use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, TcpListener},
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,7 +30,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt::{Ipv6V6Only, ReuseAddr},
 };
-use tokio::sync::mpsc::Sender;
+use tokio::sync::{Semaphore, mpsc::Sender};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
 
@@ -37,11 +39,13 @@ use crate::{
     kernel::maps::connection_storage::ConnectionStorage,
     net::sockdiag::SockDiag,
     pods::{
+        idle_connections::IdleConnections,
         namespace::{self, NetworkNamespace, POD_SERVER_PORT},
         types::PodTrackerEvent,
     },
 };
 
+pub mod idle;
 pub mod in_use;
 pub mod prestop;
 
@@ -64,6 +68,8 @@ pub struct PodServers {
     pub prestop_hooks: PreStopHooks,
     /// The eBPF programs' storage of pods' connections.
     pub conns: ConnectionStorage,
+    /// Connections that the eBPF programs report as idle.
+    pub idle: IdleConnections,
     /// Channel of events to the agent's loop.
     pub events: Sender<PodTrackerEvent>,
 }
@@ -93,7 +99,9 @@ impl PodServers {
         let state = PodServerState {
             uid: uid.to_owned(),
             servers: self.clone(),
+            cookie,
             in_use_lookup,
+            idle_queries: Arc::new(Semaphore::new(idle::QUERIES_MAX)),
             stop: stop.clone(),
         };
         tokio::spawn(async move {
@@ -110,7 +118,11 @@ impl PodServers {
 struct PodServerState {
     uid: String,
     servers: PodServers,
+    /// Cookie of the pod's namespace.
+    cookie: u64,
     in_use_lookup: InUseLookup,
+    /// Permits for queries that wait until a connection is idle.
+    idle_queries: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
@@ -120,6 +132,7 @@ async fn serve(listener: TcpListener, state: PodServerState) -> io::Result<()> {
     let pages = Router::new()
         .route("/wait-for-drain", get(prestop::handle_wait_for_drain))
         .route(in_use::PATH, post(in_use::handle_in_use))
+        .route(idle::PATH, post(idle::handle_idle))
         .with_state(state);
     http_server::serve(listener, pages, BOUNDS, stop).await;
     Ok(())

@@ -92,6 +92,22 @@ fn exponential_weights_fall_from_the_newest_second() {
     assert_eq!(round(both.panic), round(20.0 * fast + 10.0 * fast * (1.0 - fast)));
 }
 
+/// As in Knative, each second that was reported without load takes its weight off the average: 10 s of 100, then none.
+/// Seconds that no report covers take nothing off.
+#[test]
+fn a_weighted_average_falls_by_reported_silence_alone() {
+    let mut window = window_with(0..10, 100.0);
+    let stable = |window: &LoadWindow, now: f64| {
+        let both = window.averages(at(now), 0.0, WindowAggregation::WeightedExponential);
+        both.map(|both| round(both.stable))
+    };
+    assert_eq!([10.0, 14.0, 20.0].map(|now| stable(&window, now)), [Some(89.262582); 3]);
+    window.mark_known_until(at(14.0));
+    assert_eq!([14.0, 20.0].map(|now| stable(&window, now)), [Some(36.561953); 2]);
+    window.mark_known_until(at(20.0));
+    assert_eq!(stable(&window, 20.0), Some(9.584497));
+}
+
 #[test]
 fn the_running_second_counts_when_it_raises_the_average() {
     let mut window = window_with([0, 1], 10.0);

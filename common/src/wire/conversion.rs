@@ -14,6 +14,7 @@ mod scale_policy;
 mod settings;
 mod slots;
 mod standby;
+mod telemetry;
 mod usage;
 
 /// Error of a message that breaks a rule.

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, num::NonZeroU16, time::Duration};
 
 use ipnet::IpNet;
 
-use super::{HstsPolicy, NamespacedName, TlsSettings};
+use super::{HstsPolicy, NamespacedName, TelemetrySettings, TlsSettings};
 use crate::request_log::LogTemplate;
 
 /// Settings of operators for all services at once. The table omits them while all have their defaults.
@@ -16,6 +16,8 @@ pub struct GlobalSettings {
     pub log_levels: LogLevels,
     /// Treatment of requests from outside by gateways.
     pub edge: EdgeSettings,
+    /// Traces and request metrics of activators.
+    pub telemetry: TelemetrySettings,
 }
 
 impl GlobalSettings {

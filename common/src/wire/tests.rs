@@ -3,6 +3,7 @@ use crate::request_log::LogTemplate;
 
 mod certificates;
 mod client_auth;
+mod path_rules;
 mod scaled_services;
 mod standby;
 
@@ -195,20 +196,27 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),
             client_auth: None,
             hsts: host_rewrite.is_some().then(hsts),
+            path_rule: None,
             host_rewrite,
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
-        let gateway_port = NonZeroU16::new(5432).filter(|_| tag_routing.is_some());
-        let ingress =
-            GatewayRules { redirects_to_https: true, mapped_domains, tag_routing, gateway_port };
+        let challenges = vec![HttpChallenge {
+            host: "a.example".into(),
+            token: "t".into(),
+            response: "t.hash".into(),
+        }];
+        let ingress = GatewayRules {
+            redirects_to_https: true,
+            mapped_domains,
+            gateway_port: NonZeroU16::new(5432).filter(|_| tag_routing.is_some()),
+            tag_routing,
+            challenges,
+        };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
     let large = raw::Ingress { gateway_port: 65_536, ..raw::Ingress::default() };
     let error = GatewayRules::try_from(large).expect_err("no port");
-    assert_eq!(
-        error.to_string(),
-        "field ingress.gateway_port is \"65536\": must be a port, or 0"
-    );
+    assert_eq!(error.to_string(), "field ingress.gateway_port is \"65536\": must be a port, or 0");
     let nameless = raw::Domain::default();
     let error = MappedDomain::try_from(nameless).expect_err("no host");
     assert_eq!(error.to_string(), "field domain.host is \"\": must not be empty");
@@ -239,6 +247,50 @@ fn all_requests_in_flight_end_as_one_after_the_other_does() {
     assert_eq!(totals, one_by_one, "none is left");
 }
 
+/// Returns telemetry whose settings are all set.
+fn telemetry() -> TelemetrySettings {
+    let collector = |protocol, text| OtlpCollector::parse(protocol, text).expect("a URL");
+    let traces = TraceSettings {
+        collector: collector(OtlpProtocol::Grpc, "http://a:1"),
+        sampling: SamplingRate::from_fraction(0.25),
+    };
+    let metrics = RequestMetricsSettings {
+        collector: Some(collector(OtlpProtocol::HttpProtobuf, "http://[::1]:2/v1/metrics")),
+        interval: Duration::from_secs(30),
+    };
+    TelemetrySettings { traces: Some(traces), metrics: Some(metrics) }
+}
+
+#[test]
+fn telemetry_that_this_component_does_not_support_is_refused() {
+    type Change = fn(&mut raw::Telemetry);
+    let changes: [(Change, &str); 5] = [
+        (|it| it.traces.as_mut().expect("set").sampling_threshold = u64::MAX, "sampling_threshold"),
+        (|it| it.traces.as_mut().expect("set").collector = None, "traces.collector"),
+        (|it| it.metrics.as_mut().expect("set").interval_ms = 0, "interval_ms"),
+        (
+            |it| {
+                let collector = &mut it.traces.as_mut().expect("set").collector;
+                collector.as_mut().expect("set").protocol = 7;
+            },
+            "collector.protocol",
+        ),
+        (
+            |it| {
+                let collector = &mut it.traces.as_mut().expect("set").collector;
+                collector.as_mut().expect("set").endpoint = "https://a".into();
+            },
+            "collector.endpoint",
+        ),
+    ];
+    for (change, field) in changes {
+        let mut message = raw::Telemetry::from(telemetry());
+        change(&mut message);
+        let error = TelemetrySettings::try_from(message).expect_err("a bad value");
+        assert!(error.to_string().contains(field), "{error}");
+    }
+}
+
 #[test]
 fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
     let template = LogTemplate::parse("{{.Request.Method}}").expect("a good template");
@@ -262,6 +314,7 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
         request_log: Some(RequestLogSettings { template, logs_probes: true }),
         log_levels: levels,
         edge,
+        telemetry: telemetry(),
     };
     let usual = RouteTable::default();
     let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };

@@ -139,8 +139,19 @@ impl HostNameRules<'_> {
         has_cluster_local_label(route.labels) || self.matching_domain(route).is_none()
     }
 
+    /// Returns the host that stands for all names of Routes without labels in a namespace, `*.` and a domain, with the
+    /// domain of `config-domain`. `None`: these Routes are private, or their names differ in more than the first label.
+    pub fn wildcard_host(&self, namespace: &str) -> Option<(String, &str)> {
+        let none = BTreeMap::new();
+        let route = RouteHostInputs { name: "*", namespace, labels: &none, annotations: &none };
+        let domain = self.matching_domain(&route)?;
+        let host = self.render_host(&route, "*").ok()?;
+        let below = host.strip_prefix("*.").filter(|it| it.contains('.') && is_dns_subdomain(it));
+        below.is_some().then_some((host, domain))
+    }
+
     /// Returns the public domain that matches a Route; `None`: it is private.
-    fn matching_domain(&self, route: &RouteHostInputs<'_>) -> Option<&str> {
+    pub fn matching_domain(&self, route: &RouteHostInputs<'_>) -> Option<&str> {
         // A domain `svc.<cluster domain>` in `config-domain` makes its Routes private, as in Knative.
         let inside = |it: &str| it.strip_prefix("svc.") == Some(self.cluster_domain);
         let default = Some(self.default_domain).filter(|it| !it.is_empty());
@@ -153,24 +164,30 @@ impl HostNameRules<'_> {
         route: &RouteHostInputs<'_>,
         name: &str,
     ) -> Result<String, HostNameError> {
-        let domain = self.matching_domain(route).unwrap_or_default();
-        let host = match &self.network.domain_template {
-            None => format!("{name}.{}.{domain}", route.namespace),
-            Some(template) => {
-                let (annotations, labels) = (pairs(route.annotations), pairs(route.labels));
-                let values = domain_values(name, route.namespace, domain, annotations, labels);
-                template.render(&values).map_err(|error| HostNameError::Template {
-                    which: "DomainTemplate",
-                    why: error,
-                })?
-            }
-        };
+        let host = self.render_host(route, name)?;
         // A single label is no name in public DNS.
         if host.contains('.') && is_dns_subdomain(&host) {
             Ok(host)
         } else {
             Err(HostNameError::Host { host })
         }
+    }
+
+    /// Returns what the domain template makes of a name, valid as a host or not.
+    fn render_host(
+        &self,
+        route: &RouteHostInputs<'_>,
+        name: &str,
+    ) -> Result<String, HostNameError> {
+        let domain = self.matching_domain(route).unwrap_or_default();
+        let Some(template) = &self.network.domain_template else {
+            return Ok(format!("{name}.{}.{domain}", route.namespace));
+        };
+        let (annotations, labels) = (pairs(route.annotations), pairs(route.labels));
+        let values = domain_values(name, route.namespace, domain, annotations, labels);
+        template
+            .render(&values)
+            .map_err(|error| HostNameError::Template { which: "DomainTemplate", why: error })
     }
 
     /// Returns the longest private host of a placeholder; private names never follow the user's template.

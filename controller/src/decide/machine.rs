@@ -14,12 +14,15 @@ use common::{
 use smol_str::SmolStr;
 use tracing::info;
 
-use crate::model::{
-    cluster_state::{
-        AppState, ClusterState, ConditionReason, CurrentDecision, RevisionPod, UnixMillis,
+use crate::{
+    decide::plan,
+    model::{
+        cluster_state::{
+            AppState, ClusterState, ConditionReason, CurrentDecision, RevisionPod, UnixMillis,
+        },
+        network_policies::PolicyClientPod,
+        object::LocalObjectKey,
     },
-    network_policies::PolicyClientPod,
-    object::LocalObjectKey,
 };
 
 mod allocate;
@@ -42,6 +45,7 @@ mod pod_resizes;
 mod pods;
 mod replicas;
 mod reports;
+mod requested_certificates;
 mod route_references;
 mod scaled_services;
 mod settings;
@@ -203,6 +207,7 @@ impl ControllerStateMachine {
         self.reconcile_claimants(now);
         self.apply_pending_decisions(now);
         self.effects.needs_workload_watch = self.needs_workload_watch;
+        self.effects.needs_request_watch = plan::requested_certificates::is_enabled(&self.cluster);
         std::mem::take(&mut self.effects)
     }
 
@@ -265,6 +270,9 @@ impl ControllerStateMachine {
             }
             Event::SecretRead { name, read } => self.handle_secret_read(&name, read, now),
             Event::ClientCaRead { name, read } => self.handle_client_ca_read(&name, read, now),
+            Event::CertManagerFound(is_present) => {
+                self.handle_cert_manager_presence(is_present, now)
+            }
             Event::InitialListSynced => self.handle_initial_list(now),
             Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
             Event::Tick => self.handle_tick(now),

@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 
 use crate::{
-    decide::plan,
+    decide::plan::{self, requested_certificates},
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod,
@@ -95,7 +95,10 @@ pub(crate) fn has_child_named(
         | ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace
-        | ResourceKind::NetworkPolicy => false,
+        | ResourceKind::NetworkPolicy
+        | ResourceKind::RequestedCertificate
+        | ResourceKind::IssuedCertificate
+        | ResourceKind::AcmeChallenge => false,
     }
 }
 
@@ -240,6 +243,7 @@ pub fn app_keys(
         all.extend(status_keys(name));
         all.extend(object_keys(name));
         all.extend(route_name_keys(name, app));
+        all.extend(certificate_keys(name, app, cluster));
     }
     for revision in &app.revisions {
         all.extend(pod_annotation_keys(&name.namespace, revision));
@@ -324,6 +328,34 @@ pub fn route_name_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartK
         ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, route_name)
     };
     app.allocations().iter().map(service).chain(slice_keys(name, app)).collect()
+}
+
+/// Returns the keys of the requested certificates of a Route's names, if there may be any.
+pub fn certificate_keys(
+    name: &NamespacedName,
+    app: &AppState,
+    cluster: &ClusterState,
+) -> Vec<ObjectPartKey> {
+    let route = app.route.as_ref().filter(|it| it.meta.exists());
+    let Some(route) = route.filter(|_| requested_certificates::is_enabled(cluster)) else {
+        return Vec::new();
+    };
+    let certificate = |tag: Option<&str>| {
+        let certificate = requested_certificates::route_certificate_name(route.meta.uid, tag);
+        request_keys(&NamespacedName::new(name.namespace.clone(), certificate))
+    };
+    let tags = app.traffic().iter().filter_map(|it| it.tag.as_deref()).map(Some);
+    [None].into_iter().chain(tags).flat_map(certificate).collect()
+}
+
+/// Returns the keys of all parts that the controller writes for a requested certificate.
+pub fn request_keys(certificate: &NamespacedName) -> [ObjectPartKey; 3] {
+    let key = |resource, part| ObjectPartKey::new(resource, part, certificate.clone());
+    [
+        key(ResourceKind::RequestedCertificate, ObjectPart::Object),
+        key(ResourceKind::RequestedCertificate, ObjectPart::Status),
+        key(ResourceKind::IssuedCertificate, ObjectPart::Object),
+    ]
 }
 
 /// Returns names of an app's objects that do not begin with the app's name: they were cut to fit, or chosen by the

@@ -33,6 +33,7 @@ mod domain_mappings;
 pub mod name_registry;
 pub(crate) mod nodes;
 mod pod_resize;
+mod requested_certificates;
 mod revision;
 mod scaled_service;
 mod settings;
@@ -52,10 +53,17 @@ pub use certificates::{
 };
 pub use client_cas::{ClientAuthSpec, ClientCaRead, ClientCaState, ObservedClientCas};
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
-pub use domain_mappings::{DomainClaimState, DomainMappingState};
+pub use domain_mappings::{
+    DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
+};
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
 pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
+pub use requested_certificates::{
+    CertManagerPresence, CertificateNamespace, CertificateReadiness, ChallengeSolver,
+    IssuedCertificate, ObservedChallenge, ObservedRequests, ReadyStatus, RequestedCertificate,
+    SolvedChallenge,
+};
 pub use revision::{
     AppRevision, CurrentDecision, KubePodStatus, KubeletReadiness, PodStage, RevisionPod,
     RevisionRouting, RevisionScaling, RoutingState, StandbyStop, SteadyReadiness,
@@ -101,6 +109,8 @@ pub struct ClusterState {
     pub domains: ObservedDomains,
     /// Certificates of the Secrets that DomainMappings and `config-network` name.
     pub certificates: ObservedCertificates,
+    /// Certificates that the platform requests, with the objects by which they are issued.
+    pub requests: ObservedRequests,
     /// Authorities of client certificates of the Secrets that DomainMappings name.
     pub client_cas: ObservedClientCas,
     /// Nodes, as far as decisions depend on them.
@@ -129,17 +139,6 @@ pub struct AllocatedNumbers {
     /// Apps with a name for which no number was free, or not the one that its placeholder holds. They get theirs as
     /// soon as another app releases it.
     pub unallocated_apps: BTreeSet<NamespacedName>,
-}
-
-/// Domains of users, with the namespaces that own them.
-#[derive(Clone, Debug, Default)]
-pub struct ObservedDomains {
-    /// DomainMappings by name, which is also their domain.
-    pub mappings: BTreeMap<NamespacedName, DomainMappingState>,
-    /// DomainMappings by the name that they map their domain to.
-    pub mappings_by_target: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
-    /// ClusterDomainClaims, by the domain that each reserves.
-    pub claims: BTreeMap<String, DomainClaimState>,
 }
 
 /// Activators as Kubernetes knows them.
@@ -245,6 +244,7 @@ impl Default for ClusterState {
             activators: ObservedActivators::default(),
             domains: ObservedDomains::default(),
             certificates: ObservedCertificates::default(),
+            requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),

@@ -149,7 +149,7 @@ macro_rules! configs {
 configs! {
     /// Settings of `config-autoscaler`: scaling.
     autoscaler: ScalePolicyConfig;
-    /// Settings of `config-certmanager`, which have no effect.
+    /// Settings of `config-certmanager`: issuer of requested certificates.
     certmanager: CertManagerConfig;
     /// Settings of `config-defaults`: defaults of Revisions.
     defaults: RevisionDefaults;

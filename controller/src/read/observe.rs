@@ -16,9 +16,9 @@ use crate::{
         cluster_state::{
             AppRevision, ClientAuthSpec, CompactStringMap, ConditionReason, ConditionSet,
             ConditionStatus, ConditionType, ConfigurationState, DomainClaimState,
-            DomainMappingState, HintedPod, ObjectMetaSummary, ObjectOwner, PlaceholderState,
-            PlatformKind, RevisionScaling, RouteState, ServiceManifest, ServiceState, StandbyStop,
-            Uid, conditions,
+            DomainMappingState, DomainSpec, HintedPod, ObjectMetaSummary, ObjectOwner,
+            PlaceholderState, PlatformKind, RevisionScaling, RouteState, ServiceManifest,
+            ServiceState, StandbyStop, Uid, conditions,
         },
         config_maps::{Features, RevisionDefaults},
         knative::key::{self, ACTIVATOR_PORT_ANNOTATION},
@@ -37,9 +37,14 @@ use crate::{
 };
 
 mod pods;
+mod requested_certificates;
 mod scaled_service;
 
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
+pub use requested_certificates::{
+    read_certificate_namespace, read_challenge_solver, read_http_challenge,
+    read_issued_certificate, read_requested_certificate,
+};
 pub use scaled_service::{
     is_scaled_autoscaler, read_autoscaler_conditions, read_scaled_autoscaler, read_user_autoscaler,
     read_user_service, read_workload, read_workload_pod,
@@ -290,8 +295,15 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
     let secret = object["spec"]["tls"]["secretName"].as_str();
     DomainMappingState {
         meta: fields::read_meta(object),
+        annotations: read_pairs(object, "annotations"),
         target_resource: kind.into(),
         target: NamespacedName::new(namespace.unwrap_or(&name.namespace), text("name")),
+        domain: DomainSpec::from_annotations(
+            &name.name,
+            annotation(object, key::HOST),
+            annotation(object, key::PATH_PREFIX),
+            annotation(object, key::STRIP_PREFIX),
+        ),
         tls_secret: secret.filter(|it| !it.is_empty()).map(Into::into),
         served_secret: None,
         client_auth: ClientAuthSpec::from_annotations(

@@ -46,6 +46,7 @@ use crate::{
     },
 };
 
+mod certificate_watches;
 mod client_pods;
 pub mod named_secrets;
 mod pod_reads;
@@ -176,8 +177,8 @@ impl KubernetesPlatform {
             let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
             let waits_for_more = (unlisted.is_empty() && !synced.is_set()).then(|| {
-                "pods that network policies admit, or workloads of scaled Services, are not listed yet, \
-                 or named Secrets not read"
+                "pods that network policies admit, workloads of scaled Services, or requested certificates are not \
+                 listed yet, or named Secrets not read"
                     .to_owned()
             });
             // A certificate that never comes must not keep the replica unready: it still serves routes.
@@ -203,10 +204,15 @@ impl KubernetesPlatform {
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
         let mut workload_watch =
             std::pin::pin!(self.watch_workloads(workloads_listed.clone(), &shutdown));
+        let certificates_listed = OnceSignal::new();
+        let mut certificate_watch =
+            std::pin::pin!(self.watch_certificates(certificates_listed.clone(), &shutdown));
+        let later = [&clients_listed, &workloads_listed, &certificates_listed];
         tokio::select! {
-            () = self.wait_for_later_lists(&clients_listed, &workloads_listed) => {}
+            () = self.wait_for_later_lists(later) => {}
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
+            () = certificate_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.runtime.step(ControllerEvent::InitialListSynced);
@@ -222,6 +228,7 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => return,
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
+            () = certificate_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.synced.set();
@@ -239,6 +246,7 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => {}
             () = client_watch => {}
             () = workload_watch => {}
+            () = certificate_watch => {}
             () = secret_reads => {}
             () = shutdown.cancelled() => {}
         }
@@ -250,8 +258,7 @@ impl KubernetesPlatform {
     /// Waits for the lists without which the first routes would be wrong, if they are needed.
     async fn wait_for_later_lists(
         &self,
-        clients_listed: &OnceSignal,
-        workloads_listed: &OnceSignal,
+        [clients_listed, workloads_listed, certificates_listed]: [&OnceSignal; 3],
     ) {
         // A policy that names pods waits until these are known, and the first routes would admit all clients.
         if *self.needs_client_pods.borrow() {
@@ -260,6 +267,10 @@ impl KubernetesPlatform {
         // The first routes would not have the scaled Services.
         if *self.runtime.workload_watch_need().borrow() {
             workloads_listed.wait().await;
+        }
+        // Hosts would lose their certificates, and Routes their conditions.
+        if *self.runtime.request_watch_need().borrow() {
+            certificates_listed.wait().await;
         }
     }
 

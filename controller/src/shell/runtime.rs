@@ -82,6 +82,8 @@ pub struct ControllerRuntime {
     incomplete_owners: Mutex<IncompleteOwners>,
     /// True once workloads and pods of users must be watched on Kubernetes.
     needs_workload_watch: watch::Sender<bool>,
+    /// True once requested certificates must be watched on Kubernetes.
+    needs_request_watch: watch::Sender<bool>,
     /// Secrets that mappings and settings name.
     named_secrets: watch::Sender<BTreeSet<NamespacedName>>,
     /// Secrets that mappings name for authorities of client certificates.
@@ -113,6 +115,7 @@ impl ControllerRuntime {
             failed_writes: Mutex::default(),
             incomplete_owners: Mutex::default(),
             needs_workload_watch: watch::Sender::new(false),
+            needs_request_watch: watch::Sender::new(false),
             named_secrets: watch::Sender::new(BTreeSet::new()),
             named_client_cas: watch::Sender::new(BTreeSet::new()),
             objects_changed: Notify::new(),
@@ -158,6 +161,10 @@ impl ControllerRuntime {
         }
         if effects.needs_workload_watch {
             self.needs_workload_watch
+                .send_if_modified(|is_needed| !std::mem::replace(is_needed, true));
+        }
+        if effects.needs_request_watch {
+            self.needs_request_watch
                 .send_if_modified(|is_needed| !std::mem::replace(is_needed, true));
         }
         self.record_config_map_events(effects.config_map_events);
@@ -230,6 +237,11 @@ impl ControllerRuntime {
     /// Returns a receiver of the need for watches of workloads and pods of users; once true, it stays true.
     pub fn workload_watch_need(&self) -> watch::Receiver<bool> {
         self.needs_workload_watch.subscribe()
+    }
+
+    /// Returns a receiver of the need for watches of requested certificates; once true, it stays true.
+    pub fn request_watch_need(&self) -> watch::Receiver<bool> {
+        self.needs_request_watch.subscribe()
     }
 
     /// Returns a receiver of the Secrets that mappings and settings name; empty before

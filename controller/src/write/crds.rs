@@ -17,7 +17,8 @@ use crate::model::knative::{
     caching::{ImageSpec, ImageStatus},
     domain_mapping::{DomainMappingSpec, DomainMappingStatus},
     networking::{
-        ClusterDomainClaimSpec, EmptyStatus, ServerlessServiceSpec, ServerlessServiceStatus,
+        CertificateSpec, CertificateStatus, ClusterDomainClaimSpec, EmptyStatus,
+        ServerlessServiceSpec, ServerlessServiceStatus,
     },
 };
 
@@ -69,6 +70,7 @@ pub fn all_definitions() -> Vec<Value> {
         metric(),
         serverless_service(),
         cluster_domain_claim(),
+        certificate(),
         image(),
     ];
     kinds.into_iter().map(kind_definition).collect()
@@ -203,6 +205,18 @@ fn cluster_domain_claim() -> CrdKind {
         columns: &[("Namespace", "string", ".spec.namespace")],
         description: "Namespace that may map a domain.",
         ..internal_kind::<ClusterDomainClaimSpec, EmptyStatus>("ClusterDomainClaim")
+    }
+}
+
+fn certificate() -> CrdKind {
+    CrdKind {
+        group: "networking.internal.knative.dev",
+        plural: "certificates",
+        short_names: &["kcert"],
+        categories: &["knative-internal", "networking"],
+        columns: &[READY_COLUMN, REASON_COLUMN],
+        description: "Certificate that is requested for a host. Written by the controller.",
+        ..internal_kind::<CertificateSpec, CertificateStatus>("Certificate")
     }
 }
 

@@ -27,6 +27,7 @@ mod domain_mappings;
 mod endpoint_slices;
 mod pod_annotations;
 mod pod_requests;
+mod requested_certificates;
 mod required_children;
 mod revision_children;
 mod scaled;
@@ -59,10 +60,14 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::Pod => pod_annotations::pod_annotations(cluster, key),
         ResourceKind::DomainMapping => domain_mappings::mapping_status(cluster, key),
         ResourceKind::ClusterDomainClaim => domain_mappings::desired_claim(cluster, &key.name.name),
+        ResourceKind::RequestedCertificate | ResourceKind::IssuedCertificate => {
+            requested_certificates::certificate_part(cluster, key)
+        }
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace
-        | ResourceKind::NetworkPolicy => DesiredState::Unmanaged,
+        | ResourceKind::NetworkPolicy
+        | ResourceKind::AcmeChallenge => DesiredState::Unmanaged,
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     decide::{
-        plan,
+        plan::{self, host_certificates},
         service_children::{
             child_metadata, owner_references, spec_traffic, template_json, to_json_value,
         },
@@ -134,7 +134,11 @@ fn external_url(
     if plan::serves_tcp(app, name, tag, cluster) {
         return tcp_url(name, tag, cluster);
     }
-    plan::route_host(app, name, tag, cluster).map(|it| it.url).unwrap_or_default()
+    let Some(host) = plan::route_host(app, name, tag, cluster) else { return String::new() };
+    match host_certificates::scheme_of_route(app, name, &host.host, cluster) {
+        Some(scheme) => format!("{scheme}://{}", host.host),
+        None => host.url,
+    }
 }
 
 fn status_traffic(
@@ -386,11 +390,12 @@ pub(crate) fn render_mapping_status(
     mapping: &DomainMappingState,
     cluster: &ClusterState,
 ) -> Value {
-    let scheme = match mapping.tls_secret {
+    let default = cluster.settings.config_maps.network.external_scheme.as_str();
+    let scheme = match cluster.domains.certificate_lead(&name.namespace, &mapping.domain.host) {
         Some(_) => "https",
-        None => cluster.settings.config_maps.network.external_scheme.as_str(),
+        None => host_certificates::scheme_of_mapping(cluster, name, mapping).unwrap_or(default),
     };
-    let url = format!("{scheme}://{}", name.name);
+    let url = mapping.domain.url(scheme);
     to_json_value(DomainMappingStatus {
         observed_generation: mapping.meta.generation.into(),
         conditions: render_conditions(&mapping.conditions, &DOMAIN_CONDITIONS),

@@ -24,3 +24,32 @@ pub const EVENT_LISTENER_CLOSED: u32 = 2;
 /// Kind: more requests are in flight in a pod than the agent last reported, if the agent has armed this event at that
 /// level. Or a new connection to a pod with [`POD_STANDBY`](super::POD_STANDBY) was established.
 pub const EVENT_GROWTH: u32 = 3;
+/// Kind of an [`IdleEvent`].
+pub const EVENT_IDLE: u32 = 4;
+
+/// Event in the ring `EVENTS`: a connection of a pod has become idle. Every request that the pod's node has received on
+/// it has its whole response, and all bytes of both directions were read up to the two sequence numbers.
+///
+/// Programs send it only for pods with [`idle_events`](super::PodCounters::idle_events). It is longer than
+/// [`KernelEvent`], so a reader that does not know it skips it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdleEvent {
+    /// Kind of the event: [`EVENT_IDLE`].
+    pub kind: u32,
+    /// Port of the client, host byte order.
+    pub client_port: u32,
+    /// Netns cookie of the pod.
+    pub netns_cookie: u64,
+    /// Address of the client, as in [`FrontendKey`](super::FrontendKey), in words of memory order.
+    pub client: [u32; 4],
+    /// Port of the pod, host byte order.
+    pub pod_port: u32,
+    /// Sequence number of the client's next byte.
+    pub client_seq: u32,
+    /// Sequence number of the pod's next byte.
+    pub pod_seq: u32,
+    /// Padding that is always zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<IdleEvent>() == 48);

@@ -189,6 +189,13 @@ impl PodCounterRows {
         send_event(abi::EVENT_GROWTH, self.slot, 0);
     }
 
+    /// Returns true if the agent asks for an event of each connection of the pod that becomes idle.
+    #[inline(always)]
+    pub(super) fn sends_idle_events(&self) -> bool {
+        // SAFETY: a live map value; a single word. Volatile, since the agent changes it.
+        unsafe { ptr::read_volatile(&raw const (*self.counters).idle_events) != 0 }
+    }
+
     /// Adds to the numbers and time sums of requests that began and ended.
     #[inline(always)]
     fn add_requests(&self, started: u64, ended: u64, now_ns: u64) {

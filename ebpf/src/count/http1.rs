@@ -14,7 +14,8 @@ use super::{
     PASS, PROGRAM_HTTP2, PROGRAM_LATE, PROGRAM_MORE, PROGRAM_OTHER, SEEK_DONE, SEEK_GAP, STEP_DONE,
     STEP_MORE, STEP_RESTART, SegmentReadEnd, arrival_ns, connection_of,
     counters::PodCounterRows,
-    encode_seek, end_requests, expected_seq, http2, jump_to_buffering, lock, opaque, read_more,
+    encode_seek, end_requests, expected_seq, http2, idle, jump_to_buffering, lock, opaque,
+    read_more,
     segment_bytes::{self, SegmentBytes, SegmentSender},
     socket, switch_to_opaque, take_events, unlock,
 };
@@ -178,7 +179,11 @@ fn read_responses_window(
     if events & h1::OPAQUE != 0 {
         opaque::begin_estimate(conn, 0);
     }
-    finish_read(conn, rows, socket(skb), events, exceeds_threshold, seek)
+    let end = finish_read(conn, rows, socket(skb), events, exceeds_threshold, seek);
+    if events & h1::FINISHED != 0 && rows.sends_idle_events() {
+        idle::report_if_idle(skb);
+    }
+    end
 }
 
 /// Starts an unlocked read, and copies the bytes of the segment that most likely are read next.

@@ -14,7 +14,7 @@ use super::{
 /// Suffix of each ConfigMap's name after `config-`, and its `_example`.
 const EXAMPLES: [(&str, &str); 12] = [
     ("autoscaler", AUTOSCALER),
-    ("certmanager", "# Sets nothing: nothing is asked of cert-manager.\n"),
+    ("certmanager", CERTMANAGER),
     ("defaults", DEFAULTS),
     ("deployment", DEPLOYMENT),
     ("domain", DOMAIN),
@@ -70,6 +70,11 @@ enable-service-links: "false"
 # Whether pods whose service names no account get its token: "false" makes each start 0.3 s shorter.
 automount-service-account-token: "true"
 "#;
+const CERTMANAGER: &str = r#"# Issuer of cert-manager for the certificates of public hosts, with external-domain-tls in config-network:
+# issuerRef: |
+#   kind: ClusterIssuer
+#   name: letsencrypt
+"#;
 const DEPLOYMENT: &str = r#"# Registries whose tags are not resolved to digests.
 registries-skipping-tag-resolving: "kind.local,ko.local,dev.local"
 # How long a start may take.
@@ -111,6 +116,12 @@ domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"
 tag-template: "{{.Tag}}-{{.Name}}"
 # Seconds over which a new revision takes over; 0: at once.
 rollout-duration: "0"
+# Whether certificates are requested for hosts of services and for domains, and by which implementation. See
+# config-certmanager.
+external-domain-tls: "Disabled"
+certificate-class: "cert-manager.certificate.networking.knative.dev"
+# Labels of the namespaces with one certificate for all their hosts: {} for all of them. Issuers need DNS-01 for it.
+namespace-wildcard-cert-selector: ""
 # Networks of the proxies and load balancers before the gateway, divided by commas: what these say in X-Forwarded-* and
 # Forwarded counts, and no other sender's does. Rouse's own, as all that follows.
 rouse.dev.trusted-proxies: ""
@@ -143,6 +154,16 @@ logging.enable-request-log: "false"
 logging.request-log-template: '{"httpRequest": {"requestMethod": "{{.Request.Method}}", "requestUrl": "{{js .Request.RequestURI}}", "requestSize": "{{.Request.ContentLength}}", "status": {{.Response.Code}}, "responseSize": "{{.Response.Size}}", "userAgent": "{{js .Request.UserAgent}}", "remoteIp": "{{js .Request.RemoteAddr}}", "serverIp": "{{.Revision.PodIP}}", "referer": "{{js .Request.Referer}}", "latency": "{{.Response.Latency}}s", "protocol": "{{.Request.Proto}}"}, "traceId": "{{.TraceID}}"}'
 # Whether probes leave a line too.
 logging.enable-probe-request-log: "false"
+# Export of traces by activators to a collector of OpenTelemetry: grpc, http/protobuf or none.
+tracing-protocol: "none"
+# URL of this collector, such as http://collector.observability:4317. Only http is supported.
+tracing-endpoint: ""
+# Share of the traces that are sampled, from 0 to 1.
+tracing-sampling-rate: "0"
+# Metrics of requests by host and Revision: prometheus (only at /metrics), grpc, http/protobuf or none.
+metrics-protocol: "none"
+# URL of the collector of metrics.
+metrics-endpoint: ""
 "#;
 
 /// All `config-*` ConfigMaps of an installation.

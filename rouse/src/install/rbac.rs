@@ -35,7 +35,7 @@ const MANAGE_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "dele
 
 /// Permissions of the controller in all namespaces, because services may be in any of them, and on the namespaces and
 /// nodes themselves.
-pub(crate) const CLUSTER_RULES: [RbacRule; 26] = [
+pub(crate) const CLUSTER_RULES: [RbacRule; 30] = [
     RbacRule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -70,6 +70,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 26] = [
             "configurations/finalizers",
             "routes/finalizers",
             "revisions/finalizers",
+            "domainmappings/finalizers",
         ],
         names: &[],
         verbs: &["update"],
@@ -105,17 +106,45 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 26] = [
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
-        resources: &["serverlessservices", "clusterdomainclaims"],
+        resources: &["serverlessservices", "clusterdomainclaims", "certificates"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "path of a Revision, for tools to read; namespaces that may use a domain",
+        reason: "path of a Revision, for tools to read; namespaces that may use a domain; certificates that are requested",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
-        resources: &["serverlessservices/status"],
+        resources: &["serverlessservices/status", "certificates/status"],
         names: &[],
         verbs: &["patch"],
-        reason: "path of a Revision, for tools to read; namespaces that may use a domain",
+        reason: "path of a Revision, for tools to read; state of requested certificates",
+    },
+    RbacRule {
+        groups: &["networking.internal.knative.dev"],
+        resources: &["certificates/finalizers"],
+        names: &[],
+        verbs: &["update"],
+        reason: "as owners of certificates of cert-manager, where the cluster checks the right to set owner references",
+    },
+    RbacRule {
+        groups: &["cert-manager.io"],
+        resources: &["certificates"],
+        names: &[],
+        verbs: &["get", "list", "watch", "create", "patch"],
+        reason: "certificates of public hosts, with `external-domain-tls`",
+    },
+    RbacRule {
+        groups: &["acme.cert-manager.io"],
+        resources: &["challenges"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "paths by which an authority checks a host, with `external-domain-tls`",
+    },
+    RbacRule {
+        groups: &[""],
+        resources: &["namespaces/finalizers"],
+        names: &[],
+        verbs: &["update"],
+        reason: "as owners of certificates for all their hosts, where the cluster checks the right to set owner references",
     },
     RbacRule {
         groups: &["caching.internal.knative.dev"],
@@ -220,7 +249,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 26] = [
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
-        reason: "pull secrets, certificates and client CAs that DomainMappings and config-network name, each by name; the controller cannot list or watch Secrets",
+        reason: "pull secrets, certificates and client CAs that DomainMappings and config-network name, and requested certificates, each by name; the controller cannot list or watch Secrets",
     },
     RbacRule {
         groups: &["", "events.k8s.io"],

@@ -19,7 +19,7 @@ use controller::{
         },
         object::ResourceKind,
     },
-    shell::api::watch_scope::{watch_scopes, workload_scopes},
+    shell::api::watch_scope::{cert_manager_scopes, request_scopes, watch_scopes, workload_scopes},
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
@@ -530,7 +530,8 @@ fn the_controller_may_list_each_kind_that_it_watches() {
             is_about && has_verbs && rule.names.is_empty()
         })
     };
-    for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE)].concat() {
+    let certificates = [request_scopes(), cert_manager_scopes()].concat();
+    for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE), certificates].concat() {
         let (group, plural) = (scope.resource.group(), scope.resource.plural());
         let is_permitted = may_list(&rbac::CLUSTER_RULES, group, plural)
             || (scope.namespace.is_some() && may_list(&rbac::NAMESPACE_RULES, group, plural));

@@ -4,7 +4,7 @@ use std::thread;
 
 use serde_json::Value;
 use tests::installed_cluster::RouseCluster;
-use tests::load_process::assert_none_lost;
+use tests::load_process::{LoadProcess, assert_none_lost};
 
 use super::refusals::{find_refusal, wait_service_event};
 use super::{HTTP_PORTS, ScaledApp};
@@ -34,6 +34,13 @@ fn wait_restarted_pods(app: &ScaledApp<'_>, count: usize) -> Vec<String> {
         let names = app.find_ready_pods(count)?;
         app.pods()?.iter().all(|pod| restarted_at(pod) == expected).then_some(names)
     })
+}
+
+/// Starts requests that keep the workload awake until the value is dropped: on a busy machine it would sleep before all of
+/// its pods have started.
+fn keep_awake(app: &ScaledApp<'_>, node: &str) -> LoadProcess {
+    let args = ["--stages", "1x300s", "--path", "/?sleep=20"];
+    app.rouse.client_on(node).start_load(&app.address(80), app.name, &args)
 }
 
 /// Asserts that kubectl shows the PodAutoscaler of the Service, whose Deployment sleeps.
@@ -72,16 +79,20 @@ fn a_deployment_sleeps_by_its_service_and_wakes_with_the_number_of_its_user() {
     app.kubectl(&["scale", "deployment", "web", "--replicas=3"]);
     let args = ["--stages", "4x20s", "--path", "/?sleep=20"];
     let load = client.start_load(&app.address(80), app.name, &args);
+    let awake = keep_awake(&app, "node1");
     app.wait_pods(3);
     restart(&app);
     wait_restarted_pods(&app, 3);
     assert_none_lost(&load.finish(), 100);
+    drop(awake);
     app.wait_asleep();
     // A restart while it sleeps starts no pod. The next pods are of the new template.
     restart(&app);
     assert_eq!(app.replicas(), Some(0), "nothing has asked for a pod");
     let pod = app.request_from("node2");
+    let awake = keep_awake(&app, "node2");
     assert!(wait_restarted_pods(&app, 3).contains(&pod), "{pod} is one of its pods");
+    drop(awake);
     app.wait_asleep();
     // A number that its user writes while it sleeps wakes it, without a request.
     app.kubectl(&["scale", "deployment", "web", "--replicas=1"]);

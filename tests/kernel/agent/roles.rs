@@ -12,7 +12,7 @@ use std::{
 use clap::Parser as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, cluster_services};
+use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, cluster_services, pausing_clients};
 
 pub(super) fn run_agent() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
@@ -40,7 +40,8 @@ pub(super) fn run_client() {
 
 /// Serves HTTP on port 8080 between the lines `listen` and `close`: it responds with 200 after `good`, with 503 after
 /// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them. After
-/// `datagrams`, datagrams to that port are sent back.
+/// `serve` it responds to each request of a connection after a while. After `datagrams`, datagrams to that port are sent
+/// back.
 pub(super) fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -51,7 +52,7 @@ pub(super) fn run_pod() {
         std::process::exit(0);
     });
     let (mut listener, mut status) = (None, "200 OK");
-    let (mut keep, mut connections) = (false, Vec::<TcpStream>::new());
+    let (mut keep, mut serve, mut connections) = (false, false, Vec::<TcpStream>::new());
     let mut pending_text = String::new();
     loop {
         match lines.try_recv().as_deref() {
@@ -64,6 +65,7 @@ pub(super) fn run_pod() {
             Ok("datagrams") => drop(thread::spawn(cluster_services::echo_datagrams)),
             Ok("good") => status = "200 OK",
             Ok("keep") => keep = true,
+            Ok("serve") => serve = true,
             Ok("drop") => {
                 // With those that wait to be accepted: their clients take them for open.
                 while let Some(Ok(_closed)) = listener.as_ref().map(TcpListener::accept) {}
@@ -77,6 +79,9 @@ pub(super) fn run_pod() {
         }
         match listener.as_ref().map(TcpListener::accept) {
             Some(Ok((stream, _))) if keep => connections.push(stream),
+            Some(Ok((stream, _))) if serve => {
+                drop(thread::spawn(move || pausing_clients::serve(stream)));
+            }
             Some(Ok((stream, _))) => respond(stream, status),
             Some(Err(error)) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
             Some(Err(_)) | None => thread::sleep(Duration::from_millis(1)),

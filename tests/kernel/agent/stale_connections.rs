@@ -31,8 +31,8 @@ impl Drop for ClientProcess {
     }
 }
 
-/// Starts a pod that keeps accepted connections and sends nothing by itself, and a client that has sent `sends`.
-fn idle_client_fixture(sends: &str) -> (SharedAgentFixture, ClientProcess) {
+/// Starts a pod that listens and handles accepted connections in this mode. Returns the cgroup of its clients as well.
+pub(super) fn listening_pod_fixture(mode: &str) -> (SharedAgentFixture, PathBuf) {
     let mut fixture = SharedAgentFixture::new();
     let clients = fixture.cgroup.join("clients");
     fs::create_dir_all(&clients).expect("a cgroup");
@@ -41,9 +41,15 @@ fn idle_client_fixture(sends: &str) -> (SharedAgentFixture, ClientProcess) {
     fixture.start_pod();
     // Sockets that listen from now on are seen by the eBPF programs, which follow their connections.
     fixture.wait_pod("known to the agent", |pod| !pod.not_ready_reason.is_empty());
-    fixture.send_to_pod("keep");
+    fixture.send_to_pod(mode);
     fixture.send_to_pod("listen");
     fixture.wait_pod("ready", |pod| pod.ready);
+    (fixture, clients)
+}
+
+/// Starts a pod that keeps accepted connections and sends nothing by itself, and a client that has sent `sends`.
+fn idle_client_fixture(sends: &str) -> (SharedAgentFixture, ClientProcess) {
+    let (fixture, clients) = listening_pod_fixture("keep");
     let mut command = fixture.process_command("client", &clients);
     let mut process = command.env(ROLE_INPUT_VARIABLE, sends).spawn().expect("sh");
     let lines = std::io::BufReader::new(process.stdout.take().expect("a pipe")).lines();

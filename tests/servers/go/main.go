@@ -15,7 +15,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	if len(os.Args) < 2 {
-		log.Fatal("usage: servers http | h2c | grpc | requests URL LAST COUNT | https URL CA COUNT | websockets URL COUNT | resolve NAME")
+		log.Fatal("usage: servers http | h2c | grpc | requests URL LAST COUNT | https URL CA COUNT | rounds URL WORKERS | websockets URL COUNT | resolve NAME")
 	}
 	var err error
 	switch os.Args[1] {
@@ -29,6 +29,8 @@ func main() {
 		err = sendRequests(os.Args[2], os.Args[3], os.Args[4])
 	case "https":
 		err = requestHTTPS(os.Args[2], os.Args[3], os.Args[4])
+	case "rounds":
+		err = requestRounds(os.Args[2], os.Args[3])
 	case "websockets":
 		var count int
 		if count, err = strconv.Atoi(os.Args[3]); err == nil {

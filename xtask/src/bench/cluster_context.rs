@@ -106,9 +106,15 @@ impl BenchCluster {
 
     /// Installs Rouse, or installs it again with another profile.
     pub(super) fn install(&self, profile: &str) -> Result<()> {
+        self.install_with(profile, &[])
+    }
+
+    /// Installs Rouse with further arguments of `rouse install`.
+    pub(super) fn install_with(&self, profile: &str, args: &[&str]) -> Result<()> {
         let mut rouse = Command::new(&self.rouse);
-        rouse.args(["install", "--apply", "--wait", "--profile", profile, "--kubeconfig"]);
-        sh::run(rouse.arg(self.status_text("kubeconfig")).stdout(Stdio::null()))
+        rouse.args(["install", "--apply", "--wait", "--profile", profile]).args(args);
+        rouse.arg("--kubeconfig").arg(self.status_text("kubeconfig"));
+        sh::run(rouse.stdout(Stdio::null()))
     }
 
     /// Applies the objects of an installation on a cluster without nodes, where no pod starts.

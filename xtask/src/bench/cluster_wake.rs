@@ -149,7 +149,11 @@ fn measure_profile(
 }
 
 /// Sends one request to a sleeping service.
-fn wake_service(cluster: &BenchCluster, client: &BenchClientPod, name: &str) -> Result<LoadRecord> {
+pub(super) fn wake_service(
+    cluster: &BenchCluster,
+    client: &BenchClientPod,
+    name: &str,
+) -> Result<LoadRecord> {
     let address = format!("{}:80", cluster.cluster_ip(name)?);
     let host = format!("{name}.default.svc.cluster.local");
     let load =

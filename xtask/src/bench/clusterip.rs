@@ -1,16 +1,19 @@
 //! Shell: Services of a cluster, served by Rouse's agent and by the real kube-proxy: time until a change is in force,
-//! time of a connect, start, and churn.
+//! time of a connect and of a datagram's answer, start, churn, and upgrade.
 //!
 //! Each proxy has a node of its own: network namespaces, cgroups, and an API server that serves the same objects to each.
 //! All run in the same kernel, one at a time: the others are suspended, with their rules or maps in force.
 
 mod api_server;
 mod churn;
+mod datagrams;
 mod flips;
 mod node;
 mod objects;
 mod proxy;
 mod starts;
+mod steady_client;
+mod upgrades;
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -18,8 +21,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use self::{
     node::BenchCgroup,
-    objects::{ServiceSet, cluster_ip},
-    proxy::{ProxySubject, RunningProxy},
+    objects::{ServiceProtocol, ServiceSet, cluster_ip},
+    proxy::{ProxyStart, ProxySubject, RunningProxy},
 };
 use super::{
     ebpf_run_time, interleave,
@@ -67,36 +70,58 @@ pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
     node::remove_leftovers()?;
     let mut rows = Vec::new();
     for services in SIZES {
-        let set = ServiceSet { services, endpoints_each: 1, switches: true };
-        let mut proxies = start_all(context, set)?;
+        let set = ServiceSet {
+            services,
+            endpoints_each: 1,
+            switches: true,
+            protocol: ServiceProtocol::Tcp,
+        };
+        let mut proxies = start_all(context, set, &ProxySubject::ALL)?;
         if services >= FLIPS_FROM {
             rows.extend(flips::measure(&mut proxies, context.rounds)?);
         }
         rows.extend(measure_connects(&proxies, context.rounds)?);
     }
     let long_rounds = context.rounds.div_ceil(ROUNDS_PER_LONG_ROUND);
+    rows.extend(datagrams::measure(context)?);
     rows.extend(starts::measure(context, long_rounds)?);
     rows.extend(churn::measure(context, long_rounds)?);
+    rows.extend(upgrades::measure(context, long_rounds)?);
     Ok(rows)
 }
 
-/// Starts all subjects, one after the other, and suspends each once it serves all Services.
-fn start_all(context: &ClusterIpBenchContext, set: ServiceSet) -> Result<Vec<RunningProxy>> {
-    let start = |subject: ProxySubject| {
+/// Starts the subjects, one after the other, and suspends each once it serves all Services.
+fn start_all(
+    context: &ClusterIpBenchContext,
+    set: ServiceSet,
+    subjects: &[ProxySubject],
+) -> Result<Vec<RunningProxy>> {
+    let start = |subject: &ProxySubject| {
+        let subject = *subject;
         let (proxy, start) = RunningProxy::start(context, subject, set)?;
-        // The cases after this need complete rules: their figures would be those of fewer Services.
-        ensure!(
-            start.answers.unanswered == 0,
-            "{} does not serve {} of {} Services: see {}",
-            subject.name(),
-            start.answers.unanswered,
-            set.services,
-            context.folder.join(format!("clusterip-{}.log", subject.name())).display()
-        );
+        ensure_complete(context, subject, &start)?;
         proxy.suspend()?;
         Ok(proxy)
     };
-    ProxySubject::ALL.into_iter().map(start).collect()
+    subjects.iter().map(start).collect()
+}
+
+/// Fails unless all Services answer. Figures of the cases after this would be those of fewer Services.
+fn ensure_complete(
+    context: &ClusterIpBenchContext,
+    subject: ProxySubject,
+    start: &ProxyStart,
+) -> Result<()> {
+    let answers = start.answers;
+    ensure!(
+        answers.unanswered == 0,
+        "{} does not serve {} of {} Services: see {}",
+        subject.name(),
+        answers.unanswered,
+        answers.answered + answers.unanswered,
+        context.folder.join(format!("clusterip-{}.log", subject.name())).display()
+    );
+    Ok(())
 }
 
 /// Measures connects to ClusterIPs, and to the endpoints themselves by a client that no program sees.
@@ -146,7 +171,12 @@ fn run_connects(
     addresses: &str,
 ) -> Result<MeasuredTimes> {
     let args = ["connect", "--addr", addresses, "--count", CONNECTS_PER_ROUND];
-    let text = sh::capture(&mut proxy.client_command(cgroup, &args))?;
+    run_client(proxy, cgroup, &args)
+}
+
+/// Runs `xtask measure ARGS` in the client's pod.
+fn run_client(proxy: &RunningProxy, cgroup: BenchCgroup, args: &[&str]) -> Result<MeasuredTimes> {
+    let text = sh::capture(&mut proxy.client_command(cgroup, args))?;
     serde_json::from_str(text.trim()).context("cannot read what `xtask measure` printed")
 }
 
@@ -172,7 +202,12 @@ mod tests {
 
     #[test]
     fn connects_go_to_services_from_the_first_to_near_the_last_and_to_their_endpoints() {
-        let set = ServiceSet { services: 32, endpoints_each: 1, switches: true };
+        let set = ServiceSet {
+            services: 32,
+            endpoints_each: 1,
+            switches: true,
+            protocol: ServiceProtocol::Tcp,
+        };
         let targets = ConnectTargets::of_set(set);
         let services: Vec<&str> = targets.services.split(',').collect();
         assert_eq!(

@@ -13,7 +13,27 @@ pub(super) struct BenchReport {
     pub(super) name: String,
     #[serde(flatten)]
     pub(super) machine: MachineInfo,
+    /// Facts that a reader needs to understand the figures, beyond the names of the cases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) note: Option<String>,
     pub(super) rows: Vec<BenchRow>,
+}
+
+/// Notes of benches by their names.
+const NOTES: [(&str, &str); 1] = [(
+    "gateway",
+    "Each proxy has one core for itself. Clients and pods share another one, which limits the faster proxies: so \
+     `req/s/core` counts requests for each second in which the proxy's core was busy. `_seen` is the rate at the client, \
+     and `_client_core` the share of time in which the clients' core was busy.",
+)];
+
+impl BenchReport {
+    /// Makes the report of the bench `name`, with its note.
+    pub(super) fn new(name: &str, machine: MachineInfo, rows: Vec<BenchRow>) -> Self {
+        let note = NOTES.iter().find(|(bench, _)| *bench == name);
+        let note = note.map(|(_, note)| (*note).to_owned());
+        Self { name: name.to_owned(), machine, note, rows }
+    }
 }
 
 /// Figures of one subject in one case.
@@ -146,11 +166,15 @@ fn compared_row(
 
 /// Formats the report as a section of BENCHMARKS.md.
 pub(super) fn markdown_section(report: &BenchReport) -> String {
-    let BenchReport { name, machine, rows } = report;
+    let BenchReport { name, machine, note, rows } = report;
     let mut out = format!(
         "## {name}\n\n`cargo xtask bench {name}` · {} · Linux {} · commit {}\n\n",
         machine.machine, machine.kernel, machine.commit
     );
+    if let Some(note) = note {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{note}\n");
+    }
     let control = find_control(rows.iter().map(|row| row.subject.as_str()));
     // Writing to a string cannot fail.
     let _ = writeln!(
@@ -232,8 +256,18 @@ mod tests {
         assert_eq!(rows[1].reached, Some(true));
         let machine =
             MachineInfo { machine: String::new(), kernel: String::new(), commit: String::new() };
-        let section = markdown_section(&BenchReport { name: "count".into(), machine, rows });
+        let section = markdown_section(&BenchReport::new("count", machine, rows));
         assert!(section.contains("| ratio to off (95 %) |"), "{section}");
+    }
+
+    #[test]
+    fn a_note_stands_between_the_machine_and_the_table() {
+        let machine = MachineInfo { machine: "m".into(), kernel: "k".into(), commit: "c".into() };
+        let report = BenchReport::new("gateway", machine, Vec::new());
+        let note = report.note.clone().unwrap();
+        let head = format!("Linux k · commit c\n\n{note}\n\n| case |");
+        let section = markdown_section(&report);
+        assert!(section.contains(&head), "{section}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::{
 use crate::{load::LoadRecord, sh};
 
 /// Number of times that each subject scales from one pod to three and back.
-const SCALING_CYCLES: u32 = 6;
+pub(super) const SCALING_CYCLES: u32 = 6;
 const NAME: &str = "scale-in";
 /// Scaling with one pod for every 10 requests at once.
 const SCALING: [(&str, &str); 5] = [
@@ -44,23 +44,34 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
     let clients = cluster.create_client_pods()?;
     cluster.create_services(&service_manifest(NAME, &SCALING), &[NAME.to_owned()])?;
     let address = cluster.cluster_ip(NAME)?;
-    let rouse_load = SteadyLoad::start(cluster_context, &cluster, &clients[0], &address, "rouse")?;
+    let start = |address: &str, records: &str| {
+        SteadyLoad::start(cluster_context, &cluster, &clients[0], address, records)
+    };
+    let mut rouse_load = start(&address, "scale-in-rouse")?;
     for _ in 0..SCALING_CYCLES {
         scale_out_and_in(&cluster, &clients[1], &address)?;
     }
-    let mut rows = rouse_load.rows("rouse", BenchGoal::AtMost(0.0))?;
+    rouse_load.ensure_running()?;
+    let mut rows = load_rows("rouse", rouse_load.finish()?, BenchGoal::AtMost(0.0)).to_vec();
     // The peer runs after Rouse, with the same load, so that both have the machine to themselves.
     let peer = PlainDeployment::new(&cluster, &clients[0], NAME, true)?;
     peer.measure_start(&cluster, &clients[0])?;
-    let peer_load =
-        SteadyLoad::start(cluster_context, &cluster, &clients[0], peer.address(), "kube-proxy")?;
+    let mut peer_load = start(peer.address(), "scale-in-kube-proxy")?;
     // Nothing scales the peer by load, so the bench sets its scale.
     for pods in [3, 1].repeat(SCALING_CYCLES as usize) {
         peer.scale(&cluster, pods)?;
         wait_for_pods(&cluster, peer.selector(), pods as usize)?;
     }
-    rows.extend(peer_load.rows("kube-proxy-iptables", BenchGoal::None)?);
+    peer_load.ensure_running()?;
+    rows.extend(load_rows("kube-proxy-iptables", peer_load.finish()?, BenchGoal::None));
     Ok(rows)
+}
+
+fn load_rows(subject: &str, counts: LoadCounts, goal: BenchGoal) -> [BenchRow; 2] {
+    let row = |case: &str, number: usize, goal| {
+        case_row(case, subject, "requests", &[number as f64], goal)
+    };
+    [row("sent", counts.sent, BenchGoal::None), row("lost", counts.lost, goal)]
 }
 
 /// Adds load until there are three pods, and removes it until there is one.
@@ -76,7 +87,7 @@ fn scale_out_and_in(cluster: &BenchCluster, client: &BenchClientPod, address: &s
 }
 
 /// Waits for exactly `pods` pods, all ready, and for [`PAUSE_AFTER_SCALING`] after that.
-fn wait_for_pods(cluster: &BenchCluster, selector: String, pods: usize) -> Result<()> {
+pub(super) fn wait_for_pods(cluster: &BenchCluster, selector: String, pods: usize) -> Result<()> {
     cluster.wait(&format!("{pods} pods"), || {
         let list = cluster.list(&["pods", "--selector", &selector])?;
         let ready = |pod: &Value| is_condition_true(pod, "Ready");
@@ -97,21 +108,31 @@ fn load_command(
     cluster.pod_command(client, &[&args[..], extra_args].concat())
 }
 
+/// Numbers of requests of one load.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadCounts {
+    pub(super) sent: usize,
+    /// Requests without a response of the application.
+    pub(super) lost: usize,
+}
+
 /// Steady load in which no request may be lost.
-struct SteadyLoad {
+#[derive(Debug)]
+pub(super) struct SteadyLoad {
     child: Child,
     records: PathBuf,
 }
 
 impl SteadyLoad {
-    fn start(
+    /// Starts the load on port 80 of an address. `records` names the file of its requests, without the extension.
+    pub(super) fn start(
         cluster_context: &ClusterBenchContext,
         cluster: &BenchCluster,
         client: &BenchClientPod,
         address: &str,
-        subject: &str,
+        records: &str,
     ) -> Result<Self> {
-        let records = cluster_context.folder.join(format!("scale-in-{subject}.jsonl"));
+        let records = cluster_context.folder.join(format!("{records}.jsonl"));
         let out = File::create(&records)
             .with_context(|| format!("cannot write {}", records.display()))?;
         let mut load =
@@ -120,12 +141,16 @@ impl SteadyLoad {
         Ok(Self { child, records })
     }
 
-    /// Waits for the end of the load. Returns the numbers of requests sent and lost.
-    fn rows(mut self, subject: &str, goal: BenchGoal) -> Result<Vec<BenchRow>> {
-        // Changes of the last pods would have met no requests.
+    /// Fails if the load has ended: changes of the last pods would have met no requests.
+    pub(super) fn ensure_running(&mut self) -> Result<()> {
         if self.child.try_wait()?.is_some() {
             bail!("the load ended before the last pod did: {}", self.records.display());
         }
+        Ok(())
+    }
+
+    /// Waits for the end of the load.
+    pub(super) fn finish(mut self) -> Result<LoadCounts> {
         // The rest of the load runs with one pod.
         if !self.child.wait()?.success() {
             bail!("the load failed");
@@ -134,10 +159,7 @@ impl SteadyLoad {
         let records: Vec<LoadRecord> =
             text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let lost = records.iter().filter(|it| !it.is_answered()).count();
-        let count = |case: &str, number: usize, goal| {
-            case_row(case, subject, "requests", &[number as f64], goal)
-        };
-        Ok(vec![count("sent", records.len(), BenchGoal::None), count("lost", lost, goal)])
+        Ok(LoadCounts { sent: records.len(), lost })
     }
 }
 

@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::sh;
 
-/// Processor weight of a cluster, in percent of that of one process outside of it: without it, a whole cluster would get
-/// as much processor time as one busy process of the machine.
-pub(crate) const CLUSTER_CPU_PERCENT: u32 = 800;
+/// Processor weight of a cluster, in percent of that of a lane of tests outside of it, or of a session of processes where
+/// the kernel makes a group of each (`sched_autogroup_enabled`). The programs of a cluster's nodes share it.
+pub(crate) const CLUSTER_CPU_PERCENT: u32 = 200;
 /// Processor weight of the clients of a cluster's tests, in percent of that of one of its nodes.
 pub(crate) const CLIENTS_CPU_PERCENT: u32 = 50;
 /// Files of the processor weight (v1 and v2), each with the kernel's default.
@@ -135,6 +135,15 @@ pub(crate) fn set_cpu_weight(path: &str, percent: u32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Directory of `path` in the v1 hierarchy of the controller `cpu`; `None` on a machine without one.
+pub(crate) fn v1_cpu_directory(path: &str) -> Result<Option<PathBuf>> {
+    let has_cpu = |hierarchy: &CgroupHierarchy| {
+        hierarchy.v1.as_deref().is_some_and(|v1| v1.split(',').any(|word| word == "cpu"))
+    };
+    let v1 = hierarchies()?.into_iter().find(has_cpu);
+    Ok(v1.map(|hierarchy| hierarchy.mount.join(path)))
 }
 
 fn delegate_controllers(parent: &Path) {

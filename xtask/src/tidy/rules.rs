@@ -10,7 +10,8 @@ const ALLOWED_IMPORTS: [(&str, &[&str]); 15] = [
     ("watches", &[]),
     ("ebpf", &["datapath"]),
     ("agent", &["datapath", "common", "watches"]),
-    ("activator", &["datapath", "common"]),
+    // `streams` judges its tests.
+    ("activator", &["datapath", "common", "streams"]),
     ("autoscaler", &["common"]),
     ("controller", &["datapath", "common", "registry", "watches"]),
     ("local", &["common", "registry"]),

@@ -105,16 +105,32 @@ fn what_looks_like_a_request_inside_a_body_is_not_touched() {
     assert_eq!(read(doubtful.as_bytes(), &[9]).0, doubtful.as_bytes(), "hyper decides");
 }
 
-/// To hyper a line ends with CRLF, so what follows LF alone is still part of the trailers.
+/// To hyper a line of trailers ends with CRLF, and it would take the request behind LF alone for a part of them.
 #[test]
-fn what_looks_like_a_request_behind_a_line_feed_in_trailers_is_not_touched() {
-    let head = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n";
-    for end in ["\n", "a: b\n\n", "a: b\r\n\n"] {
-        let bytes = format!("{head}{end}GET /<> HTTP/1.1\r\nhost: a\r\n\r\n").into_bytes();
+fn malformed_chunks_are_marked_and_what_follows_is_not_touched() {
+    let head = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
+    let next = "GET /<> HTTP/1.1\r\nhost: a\r\n\r\n";
+    for (valid, malformed) in [
+        ("0\r\n", "\n"),
+        ("0\r\n", "a: b\n\n"),
+        ("0\r\n", "a: b\r\n\n"),
+        ("", "5\nhello"),
+        ("5\r\nhello", "\n0\r\n\r\n"),
+    ] {
+        let bytes = format!("{head}{valid}{malformed}{next}");
+        let marked = format!("{head}{valid}\r\r{malformed}{next}");
         for sizes in [&[1][..], &[5, 3], &[10_000]] {
-            assert_eq!(read(&bytes, sizes), (bytes.clone(), Vec::new()));
+            assert_eq!(read(bytes.as_bytes(), sizes), (marked.clone().into_bytes(), Vec::new()));
         }
     }
+}
+
+#[test]
+fn nothing_in_the_fuzzers_corpus_fails() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/request_targets");
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    files.iter().for_each(|it| check(&std::fs::read(it).unwrap()));
 }
 
 /// Strategy of bytes that look like requests.

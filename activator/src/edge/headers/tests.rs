@@ -95,6 +95,24 @@ fn a_host_is_required_from_1_1_on_and_supplied_for_1_0() {
 }
 
 #[test]
+fn chunks_of_chunks_are_refused() {
+    let check = |fields: &[(&str, &str)]| {
+        let refused = check_transfer_codings(&head("/", fields).headers).err()?;
+        let response = refused.response(|text| text);
+        Some((response.status().as_u16(), response.headers().contains_key(header::CONNECTION)))
+    };
+    for codings in ["chunked, chunked", "Chunked,gzip , CHUNKED", "chunked,chunked,"] {
+        assert_eq!(check(&[("transfer-encoding", codings)]), Some((400, true)), "{codings}");
+    }
+    let twice = ("transfer-encoding", "chunked");
+    assert_eq!(check(&[twice, twice]), Some((400, true)));
+    for codings in ["chunked", "gzip, chunked", ", chunked", "xchunked, chunked"] {
+        assert_eq!(check(&[("transfer-encoding", codings)]), None, "{codings}");
+    }
+    assert_eq!(check(&[]), None);
+}
+
+#[test]
 fn headers_of_one_hop_and_of_the_platform_end_here() {
     let (head, _) = rewritten_head(
         "/",

@@ -15,6 +15,7 @@ use super::RequestForwarder;
 use crate::{
     budget::ClientBound,
     clients::{connections::ClientConnection, socket::ClientSocket},
+    clock::now_ns,
     edge::{headers, websocket},
     h1,
     pods::{
@@ -27,7 +28,7 @@ use crate::{
     request_error::ProxyRequestError,
     requests::{
         pending_request::PendingRequest,
-        request_log::RequestLogEntry,
+        request_observers::RequestObservers,
         request_timer::RequestTimer,
         response_body::ClientResponseBody,
         upgraded_client::{UpgradedClient, UpgradedStream},
@@ -54,6 +55,7 @@ impl RequestForwarder {
     pub(super) async fn forward_to_pod(
         &self,
         pending: &mut PendingRequest,
+        observers: &mut RequestObservers,
     ) -> Result<PodResponse, ProxyRequestError> {
         let client = Arc::clone(&pending.connection);
         let service_port = pending.service.service_port;
@@ -66,13 +68,15 @@ impl RequestForwarder {
             let connected = tokio::select! {
                 biased;
                 () = client.wait_refused() => Err(ProxyRequestError::TooManyRequestBytes),
-                connected = self.connect(pending, &mut queue_entry, &mut failed_dials) => connected,
+                connected = self.connect(pending, &mut queue_entry, &mut failed_dials, observers) => connected,
             };
             let (permit, connection) = connected?;
+            observers.end_wait(queue_entry.take_wait_cause());
             let address = permit.pod.key.address;
             // From here on the eBPF programs count the request at the pod: it must not count as waiting as well.
             queue_entry.finish_waiting();
             let mut request = pending.take_prepared();
+            observers.start_attempt(address, &permit.pod.name, request.headers_mut());
             let permit = Arc::new(permit);
             // A response may end before the request's body does. The body keeps the permit, since it still occupies the
             // pod.
@@ -93,12 +97,14 @@ impl RequestForwarder {
             };
             let error = match result {
                 Ok(response) => {
+                    observers.on_response(response.status());
                     // The pod accepts connections now: more may be dialled at once.
                     permit.pod.on_response();
                     return Ok(PodResponse { response, permit });
                 }
                 Err(error) => error,
             };
+            observers.fail_attempt(&error.cause.to_string());
             // A pod may have closed an idle connection at the same moment. The request is charged and queued again,
             // with its place.
             match error.resendable {
@@ -119,9 +125,12 @@ impl RequestForwarder {
         pending: &mut PendingRequest,
         queue_entry: &mut QueueEntry,
         failed_dials: &mut u32,
+        observers: &mut RequestObservers,
     ) -> Result<(PodPermit, PodConnection), ProxyRequestError> {
+        observers.start_wait();
         loop {
             let permit = queue_entry.acquire_permit().await?;
+            let dialled_ns = observers.is_traced().then(now_ns);
             // Only with a permit: waiting heads are charged by their size, and this adds headers.
             pending.prepare(&self.edge_policy.current())?;
             let connected = if pending.websocket.is_some() {
@@ -136,6 +145,9 @@ impl RequestForwarder {
             };
             *failed_dials += 1;
             let address = permit.pod.key.address;
+            if let Some(since_ns) = dialled_ns {
+                observers.record_failed_dial(address, since_ns, &error.to_string());
+            }
             // The pod is avoided for a pause. The queue entry keeps its place, so the request does not fall behind
             // others.
             pending.revision.on_dial_failed(permit);
@@ -152,7 +164,7 @@ impl RequestForwarder {
         pod_response: PodResponse,
         pending: &mut PendingRequest,
         timer: RequestTimer,
-        entry: &mut Option<Box<RequestLogEntry>>,
+        observers: &mut RequestObservers,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         let PodResponse { mut response, permit } = pod_response;
         let address = permit.pod.key.address;
@@ -187,15 +199,14 @@ impl RequestForwarder {
             websocket::convert_switch_response(&mut response);
         }
         // Such a request lasts for as long as its upgraded connection.
-        let mut entry = entry.take();
-        let switched = StatusCode::SWITCHING_PROTOCOLS;
-        entry.iter_mut().for_each(|entry| entry.set_status(switched));
+        let mut observers = std::mem::take(observers);
+        observers.set_status(StatusCode::SWITCHING_PROTOCOLS);
         let relay =
             relay_upgraded_connection(client, pod, permit, timer, self.close_upgraded.clone());
         let request_guard = pending.connection.start_request();
         self.tasks.spawn(async move {
             request_guard.connection().cut_off.run_until_cancelled(relay).await;
-            drop((entry, request_guard));
+            drop((observers, request_guard));
         });
         Ok(response.map(|_empty| ClientResponseBody::from_text("")))
     }

@@ -45,6 +45,9 @@ impl RequestForwarder {
                 let response = self.respond_to_probe(probe, entrypoint, &head);
                 return Ok(Routed::Respond(response.into()));
             }
+            RouteChoice::Challenge(response) => {
+                return Ok(Routed::Respond(challenge_response(response).into()));
+            }
             RouteChoice::Redirect(_, location) => {
                 return Ok(Routed::Respond(redirect_response(location).into()));
             }
@@ -104,6 +107,14 @@ impl RequestForwarder {
         probe_response.hash.map(|hash| response.headers_mut().insert(K_NETWORK_HASH, hash));
         response
     }
+}
+
+/// Response to an authority that checks a host.
+fn challenge_response(text: String) -> Response<ClientResponseBody> {
+    let mut response = Response::new(ClientResponseBody::from_text(text));
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
 }
 
 /// Response that redirects to the same URL over https (`http-protocol: Redirected`).

@@ -12,6 +12,28 @@ use crate::{
     revisions::wait_queue::QueuePlace,
 };
 
+/// Cause for which a request waits for a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitCause {
+    /// The RouteTable lists no ready pod: the Revision is asleep or starts.
+    NoReadyPod,
+    /// No ready pod has capacity for it.
+    NoCapacity,
+    /// It has a pod, whose connection takes long to open.
+    LateDial,
+}
+
+impl WaitCause {
+    /// Value of the attribute `rouse.wait.cause`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::NoReadyPod => "no_ready_pod",
+            Self::NoCapacity => "no_capacity",
+            Self::LateDial => "late_dial",
+        }
+    }
+}
+
 /// Entry of one request, from its first wait until the head of its response. It keeps the request's place if no pod has
 /// processed it. Dropping it removes a waiting request from the queue.
 #[derive(Debug)]
@@ -27,6 +49,8 @@ pub struct QueueEntry {
     /// Start of the time for which it counts as waiting; `None`: it does not count as waiting. A request that gets a
     /// permit at once counts only once its dial is late, so that one with a fast pod costs no more than its permit.
     waiting_since: Option<Instant>,
+    /// First cause of its present wait; `None`: it has not waited.
+    wait_cause: Option<WaitCause>,
 }
 
 impl QueueEntry {
@@ -36,7 +60,15 @@ impl QueueEntry {
         service_port: Option<NonZeroU16>,
         bytes: usize,
     ) -> Self {
-        Self { revision, service_port, place: None, bytes, client: None, waiting_since: None }
+        Self {
+            revision,
+            service_port,
+            place: None,
+            bytes,
+            client: None,
+            waiting_since: None,
+            wait_cause: None,
+        }
     }
 
     /// Sets the client of the request, near which a first pod is woken.
@@ -69,6 +101,9 @@ impl QueueEntry {
                 .enqueue(place, self.bytes, waiter)
                 .map_err(|_full| ProxyRequestError::QueueFull)?;
             let waiting = active.wait_queue.waiting_count();
+            let has_ready_pod = active.ready_since.is_some();
+            let cause = if has_ready_pod { WaitCause::NoCapacity } else { WaitCause::NoReadyPod };
+            self.wait_cause = self.wait_cause.or(Some(cause));
             // After a failed dial the request still waits, and is counted from its first wait. After a resend it counts
             // as a new wait.
             let starts_waiting = count_wait(&mut self.waiting_since, &mut state, self.client);
@@ -97,6 +132,7 @@ impl QueueEntry {
     /// Counts the request as waiting, although it has a permit, because the dial to its pod takes long. Without effect
     /// if it counts already.
     pub fn start_waiting(&mut self) {
+        self.wait_cause = self.wait_cause.or(Some(WaitCause::LateDial));
         let starts_waiting = {
             let mut state = self.revision.lock_state();
             count_wait(&mut self.waiting_since, &mut state, self.client)
@@ -104,6 +140,11 @@ impl QueueEntry {
         if starts_waiting {
             self.revision.on_waiting_started();
         }
+    }
+
+    /// Returns the first cause of the wait that has ended; `None`: there was no wait. A later wait has its own.
+    pub fn take_wait_cause(&mut self) -> Option<WaitCause> {
+        self.wait_cause.take()
     }
 
     /// Registers that the request is sent to its pod, where the eBPF programs count it from now on.

@@ -11,7 +11,7 @@ use std::{
 use common::{
     link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
-    wire::{self, NamespacedName, RouteChange, RouteKey, RoutingPhase},
+    wire::{self, HttpChallenge, NamespacedName, RouteChange, RouteKey, RoutingPhase},
 };
 use prometheus_client::metrics::counter::Counter;
 use smol_str::SmolStr;
@@ -24,7 +24,8 @@ use crate::{
     routes::{
         agent_reports::AgentReports,
         index_entries::{HostIndexEntry, NameIndexEntry},
-        service::{OpenPorts, RoutedService, TrafficShare},
+        ruled_hosts::RuledHosts,
+        service::{OpenPorts, RoutedService, ServiceMatch, TrafficShare},
     },
 };
 
@@ -38,6 +39,10 @@ pub(super) struct RouteIndexState {
     pub(super) by_host: HashSet<HostIndexEntry>,
     /// Number of hosts whose TLS is passed through.
     pub(super) passthrough_hosts: usize,
+    /// Responses to challenges of authorities, by host, each with the service that has it.
+    pub(super) challenges: HashMap<Box<str>, Vec<(HttpChallenge, NamespacedName)>>,
+    /// Hosts with path rules or wildcards, which are not in `by_host`.
+    pub(super) ruled_hosts: RuledHosts,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
@@ -100,9 +105,16 @@ impl RouteIndexState {
             self.by_gateway_port.insert(port, Arc::clone(&service));
         }
         for host_index in 0..service.hosts.len() + service.domains().len() {
-            self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
+            if service.nth_path_rule(host_index).is_none() {
+                self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
+            }
         }
         self.passthrough_hosts += service.passthrough_hosts();
+        for challenge in service.challenges() {
+            let of_host = self.challenges.entry(challenge.host.as_str().into()).or_default();
+            of_host.push((challenge.clone(), service.name.clone()));
+        }
+        self.ruled_hosts.add_service(&service);
         let ports = service.open_ports();
         self.services.insert(NameIndexEntry(service));
         ports_before != Some(ports)
@@ -124,6 +136,13 @@ impl RouteIndexState {
             self.remove_host(host, &old);
         }
         self.passthrough_hosts -= old.passthrough_hosts();
+        for challenge in old.challenges() {
+            if let Some(of_host) = self.challenges.get_mut(challenge.host.as_str()) {
+                of_host.retain(|(_, service)| *service != old.name);
+            }
+        }
+        self.challenges.retain(|_, of_host| !of_host.is_empty());
+        self.ruled_hosts.remove_service(&old);
         Some(old.open_ports())
     }
 
@@ -140,6 +159,18 @@ impl RouteIndexState {
         };
         let host: &str = shadowed.borrow();
         self.shadowed_hosts.entry(host.into()).or_default().push(shadowed);
+    }
+
+    /// Service behind a host that has no path rules.
+    pub(super) fn match_host(&self, host: &str) -> Option<ServiceMatch> {
+        let HostIndexEntry { service, host_index } = self.by_host.get(host)?;
+        let domain_index = host_index.checked_sub(service.hosts.len());
+        Some(ServiceMatch { service: Arc::clone(service), domain_index })
+    }
+
+    /// Service behind a host, if one rule is for all of its paths. A handshake shows no path.
+    pub(super) fn match_host_of_all_paths(&self, host: &str) -> Option<ServiceMatch> {
+        self.match_host(host).or_else(|| self.ruled_hosts.find_only_rule(host))
     }
 
     fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {

@@ -23,7 +23,7 @@ pub(crate) fn parse_response(response: &[u8]) -> ComparedResponse {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let mut lines = head.lines();
     let status = lines.next().and_then(|line| line.get(9..12)).unwrap_or_default().to_owned();
-    let fields = compared_fields(lines.filter_map(|line| Some(line.split_once(':')?.0)));
+    let fields = compared_fields(lines.filter_map(|line| line.split_once(':')));
     ComparedResponse { status, fields, body: unchunked(body) }
 }
 
@@ -152,8 +152,12 @@ pub(crate) fn encode_as_http1(
     ([encode_head(&input), chunk.into_bytes()].concat(), rest)
 }
 
-/// Names of a head's fields that are compared.
-pub(crate) fn compared_fields<'a>(names: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+/// Fields of a head that are compared, with their values.
+pub(crate) fn compared_fields<'a>(
+    fields: impl Iterator<Item = (&'a str, &'a str)>,
+) -> BTreeSet<String> {
     let own = ["date", "connection", "keep-alive", "content-length", "transfer-encoding"];
-    names.map(str::to_ascii_lowercase).filter(|name| !own.contains(&name.as_str())).collect()
+    let fields = fields.map(|(name, value)| (name.to_ascii_lowercase(), value.trim()));
+    let compared = fields.filter(|(name, _)| !own.contains(&name.as_str()));
+    compared.map(|(name, value)| format!("{name}: {value}")).collect()
 }

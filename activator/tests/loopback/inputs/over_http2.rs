@@ -40,9 +40,11 @@ pub(crate) async fn over_http2(
     tokio::spawn(driver);
     let (head, body) = sender.send_request(request.body(body)?).await?.into_parts();
     let body = body.collect().await?.to_bytes();
+    let fields = head.headers.iter();
+    let fields = fields.map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()));
     Ok(ComparedResponse {
         status: head.status.as_str().to_owned(),
-        fields: compared_fields(head.headers.keys().map(|name| name.as_str())),
+        fields: compared_fields(fields),
         body: String::from_utf8_lossy(&body).into_owned(),
     })
 }

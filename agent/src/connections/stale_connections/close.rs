@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     clock::thread_cpu_time,
-    kernel::locked_close::{CloseCounts, LockedCloser},
+    kernel::locked_close::{CloseCounts, IdlePosition, LockedCloser, PositionOutcome},
     lock::lock,
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
@@ -45,6 +45,9 @@ struct LastClientScan {
     connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
 }
 
+/// Processes in a client's namespace, and positions of its connections by the sockets' cookies.
+type ClientPositions = (Vec<u32>, BTreeMap<u64, (ClientPodAddresses, IdlePosition)>);
+
 impl LastClientScan {
     /// Records the result of a scan of all clients.
     fn record_all(&mut self, cpu_time: Duration, clients: &[ScannedClient]) {
@@ -63,6 +66,21 @@ impl LastClientScan {
         }
         self.connections.retain(|(_, connections)| !connections.is_empty());
         self.count_known();
+    }
+
+    /// Returns the known connections among these, by client.
+    fn select_known(
+        &self,
+        positions: &BTreeMap<ClientPodAddresses, IdlePosition>,
+    ) -> Vec<ClientPositions> {
+        let select = |connection: &DiagConnection| {
+            let addresses = connection_addresses(connection);
+            Some((connection.cookie(), (addresses, *positions.get(&addresses)?)))
+        };
+        let clients = self.connections.iter().map(|(pids, connections)| {
+            (pids.clone(), connections.iter().filter_map(select).collect::<BTreeMap<_, _>>())
+        });
+        clients.filter(|(_, connections)| !connections.is_empty()).collect()
     }
 
     fn count_known(&mut self) {
@@ -91,6 +109,30 @@ impl StaleConnectionCloser {
     /// Returns the result and cost of the newest scans.
     pub(crate) fn scan_stats(&self) -> ClientScanStats {
         lock(&self.last_scan).stats
+    }
+
+    /// Returns the pods of the known connections.
+    pub(super) fn known_pods(&self) -> BTreeSet<SocketAddr> {
+        let last_scan = lock(&self.last_scan);
+        let all = last_scan.connections.iter().flat_map(|(_, connections)| connections);
+        all.map(DiagConnection::canonical_peer).collect()
+    }
+
+    /// Returns the clients of the known connections to a pod.
+    pub(super) fn known_clients(&self, pod: SocketAddr) -> Vec<SocketAddr> {
+        let last_scan = lock(&self.last_scan);
+        let all = last_scan.connections.iter().flat_map(|(_, connections)| connections);
+        let own = all.filter(|connection| connection.canonical_peer() == pod);
+        own.map(DiagConnection::canonical_local).collect()
+    }
+
+    /// Closes known connections that stand at these positions, under their locks. Returns the outcome of each that was
+    /// found.
+    pub(super) async fn close_at_positions(
+        self,
+        positions: BTreeMap<ClientPodAddresses, IdlePosition>,
+    ) -> BTreeMap<ClientPodAddresses, PositionOutcome> {
+        run_blocking(move || self.close_known_at(&positions)).await
     }
 
     /// Scans the clients' namespaces for connections to draining addresses. Nothing is closed yet.
@@ -122,6 +164,31 @@ impl StaleConnectionCloser {
         let CloseCounts { closed, spared } = counts;
         debug!(ended = closed, spared, in_use, "stale connections closed");
         counts
+    }
+
+    /// Closes known connections at positions, in the namespace of each client. Blocks.
+    fn close_known_at(
+        &self,
+        positions: &BTreeMap<ClientPodAddresses, IdlePosition>,
+    ) -> BTreeMap<ClientPodAddresses, PositionOutcome> {
+        let mut outcomes = BTreeMap::new();
+        let Some(locked_closer) = &self.locked_closer else { return outcomes };
+        let clients = lock(&self.last_scan).select_known(positions);
+        for (pids, connections) in clients {
+            // Without a namespace its processes have ended, and their connections with them.
+            let Some(namespace) = open_namespace_of(&pids) else { continue };
+            let sockets: Vec<(u64, IdlePosition)> =
+                connections.iter().map(|(cookie, (_, position))| (*cookie, *position)).collect();
+            let mut closes = Vec::new();
+            let close = || lock(locked_closer).close_at_positions(&sockets, &mut closes);
+            if let Err(error) = namespace.run_inside("close idle connections", close) {
+                warn!(error = %error_chain(&error), "cannot close idle connections");
+            }
+            let found = closes.into_iter();
+            outcomes
+                .extend(found.filter_map(|(cookie, it)| Some((connections.get(&cookie)?.0, it))));
+        }
+        outcomes
     }
 
     /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
@@ -382,6 +449,28 @@ mod tests {
         assert_eq!(last.connections[0].1[0].cookie(), 2);
         last.record_known(Duration::ZERO, &[2].into(), &[].into());
         assert!(last.connections.is_empty());
+    }
+
+    #[test]
+    fn positions_find_the_known_connections_of_each_client() {
+        let pod = SocketAddr::from(([10, 0, 0, 2], 80));
+        let client = |host: u8, port: u16| SocketAddr::from(([10, 0, 0, host], port));
+        let connection = |client| DiagConnection::listed(client, pod, TcpActivity::default());
+        let connections = vec![
+            (vec![1], vec![connection(client(1, 1)), connection(client(1, 2))]),
+            (vec![2], vec![connection(client(3, 3))]),
+        ];
+        let closer = StaleConnectionCloser::new("/nonexistent".into(), None);
+        lock(&closer.last_scan).connections = connections;
+        assert_eq!(closer.known_pods(), [pod].into());
+        assert_eq!(closer.known_clients(pod), [client(1, 1), client(1, 2), client(3, 3)]);
+        assert_eq!(closer.known_clients(client(1, 1)), []);
+        let position = IdlePosition { client_seq: 7, pod_seq: 8 };
+        let wanted = [client(1, 2), client(4, 4)].map(|client| ((client, pod), position));
+        let selected = lock(&closer.last_scan).select_known(&wanted.into());
+        let expected = BTreeMap::from([(2, ((client(1, 2), pod), position))]);
+        assert_eq!(selected, [(vec![1], expected)]);
+        assert!(closer.close_known_at(&wanted.into()).is_empty(), "no lock to close it under");
     }
 
     #[test]

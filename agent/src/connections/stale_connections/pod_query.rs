@@ -1,4 +1,4 @@
-//! Shell: queries to pods for the connections of clients that are in use.
+//! Shell: queries to pods for the connections of clients that are in use, and for those that become idle.
 
 use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
 
@@ -10,7 +10,11 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tracing::debug;
 
-use crate::pods::{namespace::POD_SERVER_PORT, pod_server::in_use as page};
+use crate::pods::{
+    idle_positions::IdleUpdates,
+    namespace::POD_SERVER_PORT,
+    pod_server::{idle, in_use as page},
+};
 
 /// Timeout of a pod's response. Without one nothing is known of the pod's connections, and a later round sends a query
 /// again.
@@ -56,21 +60,43 @@ async fn query_pod(
     query: String,
 ) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
     let at = SocketAddr::new(pod.ip(), POD_SERVER_PORT);
-    timeout(QUERY_TIMEOUT, send_query(at, query))
-        .await
-        .unwrap_or_else(|elapsed| Err(elapsed.into()))
+    let response = send_query(at, page::PATH, query, QUERY_TIMEOUT).await?;
+    page::parse_response(&response).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// Waits until connections of these clients to a pod have become idle, after the event with the number `after`, but no
+/// longer than `wait`. Returns their positions.
+///
+/// An error if the pod's agent does not respond, or does not know the query.
+pub(super) async fn query_idle(
+    pod: SocketAddr,
+    after: u64,
+    wait: Duration,
+    clients: &[SocketAddr],
+) -> io::Result<IdleUpdates> {
+    let at = SocketAddr::new(pod.ip(), POD_SERVER_PORT);
+    let query = idle::encode_query(after, wait, clients);
+    let response = send_query(at, idle::PATH, query, wait + QUERY_TIMEOUT).await?;
+    idle::parse_response(&response).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Sends a query to a pod server, and returns the response.
 async fn send_query(
     at: SocketAddr,
+    path: &'static str,
     query: String,
-) -> io::Result<BTreeMap<SocketAddr, ConnectionActivity>> {
+    limit: Duration,
+) -> io::Result<String> {
+    timeout(limit, exchange(at, path, query)).await.unwrap_or_else(|elapsed| Err(elapsed.into()))
+}
+
+async fn exchange(at: SocketAddr, path: &'static str, query: String) -> io::Result<String> {
     let stream = TcpStream::connect(at).await?;
     // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
     stream.set_zero_linger()?;
     let (mut requests, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    let request = Request::post(page::PATH)
+    let request = Request::post(path)
         .header(header::HOST, at.to_string())
         .body(Full::new(Bytes::from(query)))
         .map_err(io::Error::other)?;
@@ -82,8 +108,7 @@ async fn send_query(
         }
         let body = Limited::new(response.into_body(), page::BODY_BYTES_MAX).collect().await;
         let bytes = body.map_err(io::Error::other)?.to_bytes();
-        let text = str::from_utf8(&bytes).map_err(io::Error::other)?;
-        page::parse_response(text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        str::from_utf8(&bytes).map(str::to_owned).map_err(io::Error::other)
     };
     // A connection that ends before the response is an error, and must not wait for the timeout.
     tokio::select! {

@@ -1,10 +1,14 @@
 //! Shell: the stale connections of this node's clients, and the task that closes them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::{sync::Semaphore, task::JoinHandle};
 
-use super::{ClientScanScope, StaleConnections, close::StaleConnectionCloser};
+use super::{ClientScanScope, StaleConnections, close::StaleConnectionCloser, watch::PodWatches};
 use crate::{
     metrics::AgentMetrics,
     routes::plan::{MapPlan, PlannerTable},
@@ -26,6 +30,8 @@ pub(crate) struct StaleConnectionTask {
     rounds: BTreeMap<ClientScanScope, JoinHandle<()>>,
     /// Permits for [`CLOSES_AT_ONCE`].
     closes: Arc<Semaphore>,
+    /// Watches of the pods of known connections.
+    watches: PodWatches,
     metrics: AgentMetrics,
 }
 
@@ -35,7 +41,8 @@ impl StaleConnectionTask {
         metrics.closes_locked.set(closer.can_close_locked().into());
         let connections = StaleConnections::default();
         let closes = Arc::new(Semaphore::new(CLOSES_AT_ONCE));
-        Self { connections, closer, rounds: BTreeMap::new(), closes, metrics }
+        let watches = PodWatches::new(closer.clone(), metrics.clone());
+        Self { connections, closer, rounds: BTreeMap::new(), closes, watches, metrics }
     }
 
     /// Marks connections stale whose pod new connects no longer choose, and unmarks those of pods that they choose
@@ -73,8 +80,16 @@ impl StaleConnectionTask {
         self.connections.is_urgent(now)
     }
 
-    /// Starts the rounds that are due, unless another one of the same scope still runs.
+    /// Returns the period in which rounds may be due while connections to draining addresses are known.
+    pub(crate) fn known_scan_period(&self) -> Duration {
+        self.connections.known_scan_period()
+    }
+
+    /// Starts the rounds that are due, unless another one of the same scope still runs, and watches the pods of the
+    /// connections that the last ones have found.
     pub(crate) fn start_due_rounds(&mut self, now: Instant) {
+        let are_watched = self.watches.update(now, self.connections.draining());
+        self.connections.set_pods_watched(are_watched);
         self.rounds.retain(|_, round| !round.is_finished());
         while let Some(scope) = self
             .connections

@@ -121,7 +121,8 @@ pub(super) fn read_counters(row: &[AtomicU64]) -> abi::PodCounters {
             finished: load(offset_of!(abi::PodCounters, finished)),
             started_sum_ns: load(offset_of!(abi::PodCounters, started_sum_ns)),
             finished_sum_ns: load(offset_of!(abi::PodCounters, finished_sum_ns)),
-            reserved: [0; 2],
+            idle_events: 0,
+            reserved: 0,
             write_end: end,
         };
         fence(Acquire);

@@ -194,15 +194,17 @@ impl TryFrom<raw::Ingress> for GatewayRules {
             return Err(WireError::new("ingress.guarded_domains", "", "must have client_auth"));
         }
         let domains = message.domains.into_iter().chain(message.guarded_domains);
-        let mut mapped_domains =
-            domains.map(MappedDomain::try_from).collect::<WireResult<Vec<_>>>()?;
-        for domain in message.passthrough_domains {
-            mapped_domains.push(MappedDomain { passes_tls: true, ..domain.try_into()? });
-        }
+        let unruled = domains.map(MappedDomain::try_from);
+        let ruled = message.ruled_domains.into_iter().map(parse_ruled_domain);
+        let passed = message.passthrough_domains.into_iter().map(parse_passthrough_domain);
+        let mapped_domains = unruled.chain(ruled).chain(passed).collect::<WireResult<_>>()?;
+        let challenges = message.challenges.into_iter().map(HttpChallenge::try_from);
+        let challenges = challenges.collect::<WireResult<_>>()?;
         Ok(Self {
             redirects_to_https: message.redirects,
             mapped_domains,
             tag_routing,
+            challenges,
             gateway_port: parse_optional_port("ingress.gateway_port", message.gateway_port)?,
         })
     }
@@ -219,26 +221,73 @@ impl From<GatewayRules> for raw::Ingress {
         });
         let (passthrough, ended): (Vec<_>, Vec<_>) =
             value.mapped_domains.into_iter().partition(|it| it.passes_tls);
+        let (ruled, unruled): (Vec<_>, Vec<_>) =
+            ended.into_iter().partition(|it| it.path_rule.is_some());
         let (guarded, open): (Vec<_>, Vec<_>) =
-            ended.into_iter().partition(|it| it.client_auth.is_some());
-        let [domains, guarded_domains, passthrough_domains] =
-            [open, guarded, passthrough].map(|all| all.into_iter().map(Into::into).collect());
-        let gateway_port = value.gateway_port.map_or(0, |port| port.get().into());
+            unruled.into_iter().partition(|it| it.client_auth.is_some());
+        let [domains, guarded_domains, ruled_domains, passthrough_domains] =
+            [open, guarded, ruled, passthrough]
+                .map(|all| all.into_iter().map(Into::into).collect());
         Self {
             redirects: value.redirects_to_https,
             domains,
             guarded_domains,
+            ruled_domains,
             passthrough_domains,
             tags,
-            gateway_port,
+            challenges: value.challenges.into_iter().map(Into::into).collect(),
+            gateway_port: value.gateway_port.map_or(0, |port| port.get().into()),
         }
     }
 }
 
+impl TryFrom<raw::HttpChallenge> for HttpChallenge {
+    type Error = WireError;
+    fn try_from(message: raw::HttpChallenge) -> WireResult<Self> {
+        Ok(Self {
+            host: require_nonempty("challenge.host", message.host)?,
+            token: require_nonempty("challenge.token", message.token)?,
+            response: require_nonempty("challenge.response", message.response)?,
+        })
+    }
+}
+
+impl From<HttpChallenge> for raw::HttpChallenge {
+    fn from(value: HttpChallenge) -> Self {
+        Self { host: value.host, token: value.token, response: value.response }
+    }
+}
+
+/// Parses a domain of `ruled_domains`, whose empty prefix means all paths.
+fn parse_ruled_domain(mut message: raw::Domain) -> WireResult<MappedDomain> {
+    let (text, strips_prefix) = (std::mem::take(&mut message.path_prefix), message.strips_prefix);
+    let prefix = match text.as_str() {
+        "" => PathPrefix::ALL,
+        text => PathPrefix::parse(text).map_err(|_fault| {
+            WireError::new("domain.path_prefix", text, "must be a path prefix")
+        })?,
+    };
+    let domain = MappedDomain::try_from(message)?;
+    Ok(MappedDomain { path_rule: Some(PathRule { prefix, strips_prefix }), ..domain })
+}
+
+/// Parses a domain of `passthrough_domains`. A handshake shows no path, so that the domain has all paths.
+fn parse_passthrough_domain(message: raw::Domain) -> WireResult<MappedDomain> {
+    let domain = MappedDomain::try_from(message)?;
+    // Hosts below a wildcard are found by their rules only.
+    let path_rule = wildcard_suffix(&domain.host).map(|_| PathRule::default());
+    Ok(MappedDomain { passes_tls: true, path_rule, ..domain })
+}
+
 impl TryFrom<raw::Domain> for MappedDomain {
     type Error = WireError;
+    /// Parses a domain that is not among `ruled_domains`.
     fn try_from(message: raw::Domain) -> WireResult<Self> {
         let host = require_nonempty("domain.host", message.host)?;
+        if !message.path_prefix.is_empty() {
+            let rule = "must be empty outside of ruled_domains";
+            return Err(WireError::new("domain.path_prefix", message.path_prefix, rule));
+        }
         // proto3 has no null for strings: empty stands for "as the client asked".
         let host_rewrite = (!message.rewrite.is_empty()).then_some(message.rewrite);
         // Empty stands for "chosen by its names".
@@ -253,6 +302,7 @@ impl TryFrom<raw::Domain> for MappedDomain {
             client_auth: message.client_auth.map(ClientAuth::try_from).transpose()?,
             hsts: parse_hsts("domain.hsts", &message.hsts)?,
             passes_tls: false,
+            path_rule: None,
         })
     }
 }
@@ -261,6 +311,7 @@ impl From<MappedDomain> for raw::Domain {
     fn from(value: MappedDomain) -> Self {
         let rewrite = value.host_rewrite.unwrap_or_default();
         let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
+        let PathRule { prefix, strips_prefix } = value.path_rule.unwrap_or_default();
         Self {
             host: value.host,
             rewrite,
@@ -268,6 +319,8 @@ impl From<MappedDomain> for raw::Domain {
             certificate,
             client_auth: value.client_auth.map(Into::into),
             hsts: value.hsts.map(|it| it.as_str().to_owned()).unwrap_or_default(),
+            path_prefix: prefix.as_str().to_owned(),
+            strips_prefix,
         }
     }
 }

@@ -3,7 +3,8 @@
 use super::{
     super::{
         EdgeSettings, GlobalSettings, HstsPolicy, LogLevel, LogLevels, RequestLogSettings,
-        TlsCipher, TlsMinVersion, TlsSettings, is_allowed_upgrade_name, parse_network,
+        TelemetrySettings, TlsCipher, TlsMinVersion, TlsSettings, is_allowed_upgrade_name,
+        parse_network,
     },
     WireError, WireResult,
     certificates::parse_secret_name,
@@ -17,7 +18,9 @@ impl TryFrom<raw::Settings> for GlobalSettings {
         let request_log = message.request_log.map(RequestLogSettings::try_from).transpose()?;
         let levels = message.log_levels.map(Into::into).unwrap_or_default();
         let edge = message.edge.map(EdgeSettings::try_from).transpose()?.unwrap_or_default();
-        Ok(Self { request_log, log_levels: levels, edge })
+        let telemetry = message.telemetry.map(TelemetrySettings::try_from).transpose()?;
+        let telemetry = telemetry.unwrap_or_default();
+        Ok(Self { request_log, log_levels: levels, edge, telemetry })
     }
 }
 
@@ -26,7 +29,10 @@ impl From<GlobalSettings> for raw::Settings {
         // Defaults are not sent: an absent field means the default.
         let levels = (value.log_levels != LogLevels::default()).then(|| value.log_levels.into());
         let edge = (value.edge != EdgeSettings::default()).then(|| value.edge.into());
-        Self { request_log: value.request_log.map(Into::into), log_levels: levels, edge }
+        let has_telemetry = value.telemetry != TelemetrySettings::default();
+        let telemetry = has_telemetry.then(|| value.telemetry.into());
+        let request_log = value.request_log.map(Into::into);
+        Self { request_log, log_levels: levels, edge, telemetry }
     }
 }
 

@@ -14,6 +14,7 @@ fn domain(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
         certificate: None,
         client_auth,
         hsts: None,
+        path_rule: None,
     }
 }
 

@@ -10,7 +10,7 @@ use super::{CertificateCounts, ControllerStateMachine, RouteFingerprint};
 use crate::{
     decide::plan::{
         certificates::{certificate_entry, named_secrets, next_served_secret, secrets_of_mapping},
-        client_cas::tls_status,
+        domain_mappings,
     },
     model::cluster_state::{
         CertificateState, ConditionType, DomainMappingState, SecretRead, SecretReadState,
@@ -78,7 +78,7 @@ impl ControllerStateMachine {
         self.reconcile_mappings_and_targets(&moved, now);
         let is_outdated = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
             mapping.tls_secret.is_some()
-                && tls_status(&self.cluster, name, mapping, now)
+                && domain_mappings::tls_status(&self.cluster, name, mapping, now)
                     != mapping.conditions.get(ConditionType::DomainCertificate)
         };
         let mappings = self.cluster.domains.mappings.iter().filter(is_outdated);
@@ -111,17 +111,24 @@ impl ControllerStateMachine {
             mappings.extend(self.update_named_secrets(now));
         }
         self.reconcile_mappings_and_targets(&mappings, now);
+        self.follow_requests_of_secrets(secrets, now);
         self.update_certificate_timer(now);
         self.effects.certificate_counts = Some(self.certificate_counts());
     }
 
-    /// Plans the conditions of mappings, and the Routes of their targets.
+    /// Plans the conditions of mappings and of the others with their hosts, which have the same certificates, and the
+    /// Routes of their targets.
     pub(super) fn reconcile_mappings_and_targets(
         &mut self,
         mappings: &BTreeSet<NamespacedName>,
         now: UnixMillis,
     ) {
-        for mapping in mappings {
+        let with_others = |name: &NamespacedName| match self.cluster.domains.mappings.get(name) {
+            Some(mapping) => self.mappings_of_host(&name.namespace, &mapping.domain),
+            None => vec![name.clone()],
+        };
+        let all: BTreeSet<NamespacedName> = mappings.iter().flat_map(with_others).collect();
+        for mapping in &all {
             let target = self.cluster.domains.mappings.get(mapping).map(|it| it.target.clone());
             self.reconcile_route_owner(target, now);
             self.reconcile_mapping(mapping, now);

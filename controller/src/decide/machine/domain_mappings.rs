@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use common::wire::NamespacedName;
+use common::wire::{NamespacedName, wildcard_suffix};
 use serde_json::Value;
 use tracing::info;
 
 use super::ControllerStateMachine;
 use crate::{
-    decide::plan,
+    decide::{part_keys, plan},
     model::{
-        cluster_state::{AppState, ConditionType, DomainMappingState, UnixMillis, conditions},
+        cluster_state::{
+            AppState, ConditionType, DomainMappingState, DomainSpec, UnixMillis, conditions,
+        },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
     },
     read::{fields, observe},
@@ -29,6 +31,7 @@ impl ControllerStateMachine {
         let old_secret = previous.as_ref().map(secret);
         let old_client_auth = previous.as_ref().map(client_auth);
         let old_target = previous.as_ref().map(|it| it.target.clone());
+        let old_domain = previous.as_ref().map(|it| it.domain.clone());
         let mut new_target = None;
         if let Some(object) = object {
             let mut mapping = observe::read_domain_mapping(object);
@@ -45,11 +48,8 @@ impl ControllerStateMachine {
                     &conditions::DOMAIN_CONDITIONS,
                 ),
             }
-            let all =
-                self.cluster.domains.mappings_by_target.entry(mapping.target.clone()).or_default();
-            all.insert(name.clone());
             new_target = Some(mapping.target.clone());
-            self.cluster.domains.mappings.insert(name.clone(), mapping);
+            self.put_domain_mapping(name, mapping);
         } else {
             info!(domain = name.name.as_str(), "domain mapping gone");
         }
@@ -68,11 +68,42 @@ impl ControllerStateMachine {
         }
         self.reconcile_route_owner(new_target, now);
         self.reconcile_mapping(name, now);
+        let new_domain = self.cluster.domains.mappings.get(name).map(|it| it.domain.clone());
+        let domains: BTreeSet<DomainSpec> = old_domain.into_iter().chain(new_domain).collect();
+        // Mappings of one host share its certificate, and their path rules depend on each other.
+        for domain in &domains {
+            moved.extend(self.mappings_of_host(&name.namespace, domain));
+        }
         // Time may have passed for other mappings too.
         moved.remove(name);
         self.reconcile_mappings_and_targets(&moved, now);
         // The mapping may need a ClusterDomainClaim, or its claim may have become superfluous.
-        self.effects.changed_keys.push(domain_claim_key(&name.name));
+        let claims = domains.iter().map(|it| domain_claim_key(it.claim_name()));
+        self.effects.changed_keys.extend(claims);
+        // The certificate of a host that the mapping has left may have become superfluous, or gets another owner.
+        for domain in &domains {
+            self.check_request_of_host(&name.namespace, domain);
+        }
+    }
+
+    /// Adds a mapping to the cluster state. Its name is free.
+    fn put_domain_mapping(&mut self, name: &NamespacedName, mapping: DomainMappingState) {
+        let domains = &mut self.cluster.domains;
+        let of_target = domains.mappings_by_target.entry(mapping.target.clone()).or_default();
+        of_target.insert(name.clone());
+        let of_host = domains.mappings_by_host.entry(mapping.domain.host.clone()).or_default();
+        of_host.insert(name.clone());
+        domains.mappings.insert(name.clone(), mapping);
+    }
+
+    /// Returns the mappings of a namespace that have this host.
+    pub(super) fn mappings_of_host(
+        &self,
+        namespace: &str,
+        domain: &DomainSpec,
+    ) -> Vec<NamespacedName> {
+        let all = self.cluster.domains.mappings_of_host(namespace, &domain.host);
+        all.into_iter().map(|(name, _)| name.clone()).collect()
     }
 
     /// Removes a mapping from the cluster state.
@@ -83,6 +114,13 @@ impl ControllerStateMachine {
             all.remove(name);
             if all.is_empty() {
                 domains.mappings_by_target.remove(&mapping.target);
+            }
+        }
+        let host = &mapping.domain.host;
+        if let Some(all) = domains.mappings_by_host.get_mut(host) {
+            all.remove(name);
+            if all.is_empty() {
+                domains.mappings_by_host.remove(host);
             }
         }
         Some(mapping)
@@ -98,9 +136,9 @@ impl ControllerStateMachine {
             Some(claim) => drop(self.cluster.domains.claims.insert(name.name.to_string(), claim)),
             None => drop(self.cluster.domains.claims.remove(name.name.as_str())),
         }
-        // Mappings in several namespaces may have the claim's name; only the claim's namespace may use it.
-        let is_same_domain = |(mapping_name, _): &(&NamespacedName, &DomainMappingState)| {
-            mapping_name.name == name.name
+        // Mappings in several namespaces may need the claim; only the claim's namespace may use the domain.
+        let is_same_domain = |(_, mapping): &(&NamespacedName, &DomainMappingState)| {
+            mapping.domain.claim_name() == name.name.as_str()
         };
         let mappings: Vec<(NamespacedName, NamespacedName)> = self
             .cluster
@@ -152,6 +190,19 @@ impl ControllerStateMachine {
             ObjectPart::Status,
             name.clone(),
         ));
+        self.check_request_of_host(&name.namespace, &previous.domain);
+    }
+
+    /// Passes the keys of the requested certificate of a host to the writer, which checks it. No certificate is
+    /// requested for a wildcard.
+    fn check_request_of_host(&mut self, namespace: &str, domain: &DomainSpec) {
+        let is_enabled = plan::requested_certificates::is_enabled(&self.cluster);
+        if self.is_loading || !is_enabled || wildcard_suffix(&domain.host).is_some() {
+            return;
+        }
+        let certificate =
+            plan::requested_certificates::host_certificate_name(namespace, &domain.host);
+        self.effects.changed_keys.extend(part_keys::request_keys(&certificate));
     }
 
     /// Plans the mappings to an app's names, before and after a change of the app.
@@ -179,9 +230,11 @@ impl ControllerStateMachine {
     /// Plans all mappings, and checks all ClusterDomainClaims, also those whose mappings no longer exist.
     pub(super) fn reconcile_all_mappings(&mut self, now: UnixMillis) {
         for name in self.cluster.domains.mappings.keys().cloned().collect::<Vec<_>>() {
-            self.effects.changed_keys.push(domain_claim_key(&name.name));
             self.reconcile_mapping(&name, now);
         }
+        let wanted = self.cluster.domains.mappings.values();
+        let wanted = wanted.map(|it| domain_claim_key(it.domain.claim_name()));
+        self.effects.changed_keys.extend(wanted);
         let claims = self.cluster.domains.claims.keys().map(|it| domain_claim_key(it));
         self.effects.changed_keys.extend(claims);
     }

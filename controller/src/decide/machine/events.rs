@@ -88,6 +88,8 @@ pub enum ControllerEvent {
     SecretRead { name: NamespacedName, read: SecretRead },
     /// A named Secret was read for its authorities of client certificates. Later results of a Secret come later.
     ClientCaRead { name: NamespacedName, read: ClientCaRead },
+    /// True if the API server has the kinds of cert-manager, false if it has none of them.
+    CertManagerFound(bool),
     /// True if this replica has become the leader, false if it is no longer.
     LeadershipChanged(bool),
     /// Time has passed, and timers may be due.
@@ -120,6 +122,8 @@ pub struct ControllerEffects {
     /// True if the Deployments, StatefulSets, HorizontalPodAutoscalers and pods of users must be watched: a scaled
     /// Service exists, or something of one. Once true, it is true in all later effects.
     pub needs_workload_watch: bool,
+    /// True if requested certificates must be watched, since `external-domain-tls` is enabled.
+    pub needs_request_watch: bool,
     /// Secrets whose certificates are to be read, all of them. `None`: the set has not changed.
     pub named_secrets: Option<BTreeSet<NamespacedName>>,
     /// Secrets whose authorities of client certificates are to be read, all of them. `None`: the set has not changed.

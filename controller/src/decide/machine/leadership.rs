@@ -60,6 +60,7 @@ impl ControllerStateMachine {
             }
         }
         self.reconcile_all_mappings(now);
+        self.check_requests();
         self.check_abandoned_workloads();
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     decide::{part_keys, plan},
     model::{
         cluster_state::{
-            AppState, ClusterState, DomainMappingState, PlatformKind, UnixMillis,
+            AppState, ClusterState, DomainMappingState, DomainSpec, PlatformKind, UnixMillis,
             name_registry::{ClaimantNames, NameClaim, NameClaimant},
         },
         object::names::tagged_name,
@@ -63,11 +63,14 @@ impl ControllerStateMachine {
     /// Records a mapping's claim to its domain, if its namespace may use the domain.
     pub(super) fn update_mapping_claim(&mut self, name: &NamespacedName) {
         let mut claims = ClaimantNames::default();
-        let domain_claim = self.cluster.domains.claims.get(name.name.as_str());
-        let is_claimed = domain_claim.is_some_and(|it| it.namespace == *name.namespace);
-        if let Some(DomainMappingState { meta, target, .. }) =
+        let domain_claims = &self.cluster.domains.claims;
+        let is_claimed = |domain: &DomainSpec| {
+            let claim = domain_claims.get(domain.claim_name());
+            domain.fault.is_none() && claim.is_some_and(|it| it.namespace == *name.namespace)
+        };
+        if let Some(DomainMappingState { meta, target, domain, .. }) =
             self.cluster.domains.mappings.get(name)
-            && is_claimed
+            && is_claimed(domain)
         {
             let claim = NameClaim {
                 claimant: NameClaimant::Mapping(name.clone()),
@@ -77,7 +80,9 @@ impl ControllerStateMachine {
                 is_tag: false,
                 holds_allocation: false,
             };
-            claims.hosts.push((name.name.to_ascii_lowercase(), claim));
+            // No host has a `/`, so that Routes compete for the host, and other mappings for its paths.
+            claims.hosts.push((domain.rule_name(), claim.clone()));
+            claims.hosts.push((domain.host.to_string(), claim));
         }
         self.cluster.names.registry.set_claims(&NameClaimant::Mapping(name.clone()), claims);
     }

@@ -54,6 +54,7 @@ impl ControllerStateMachine {
             ResourceKind::Pod => self.observe_pod(&name, object, now),
             ResourceKind::Service => {
                 self.observe_user_service(&name, object, now);
+                self.observe_challenge_solver(&name, object, now);
                 self.observe_placeholder(&name, object, now);
             }
             ResourceKind::Node => self.observe_node(&name.name, object, now),
@@ -70,6 +71,11 @@ impl ControllerStateMachine {
             ResourceKind::EndpointSlice => self.observe_slice(&name, object, now),
             ResourceKind::DomainMapping => self.observe_domain_mapping(&name, object, now),
             ResourceKind::ClusterDomainClaim => self.observe_domain_claim(&name, object, now),
+            ResourceKind::RequestedCertificate => {
+                self.observe_requested_certificate(&name, object, now);
+            }
+            ResourceKind::IssuedCertificate => self.observe_issued_certificate(&name, object),
+            ResourceKind::AcmeChallenge => self.observe_challenge(&name, object, now),
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
@@ -85,6 +91,7 @@ impl ControllerStateMachine {
             changed_apps.insert(name.clone());
         }
         self.reconcile_namespaces(&changed_apps, now);
+        self.observe_certificate_namespace(name, object, now);
     }
 
     /// Sets the number of pods that Revisions of a namespace keep on standby by default. Returns true if it changed.
@@ -335,6 +342,11 @@ impl ControllerStateMachine {
             .change_app(owner, now, |app, cluster| allocate::allocate(app, &owner_app, cluster));
         if before != unstored(&self.cluster) {
             self.effects.changed_keys.extend(part_keys::status_keys(&owner_app));
+            // A name that is private now needs no certificate, and a public one needs one.
+            if let Some(app) = self.cluster.apps.get(&owner_app) {
+                let keys = part_keys::certificate_keys(&owner_app, app, &self.cluster);
+                self.effects.changed_keys.extend(keys);
+            }
             if !planned {
                 self.reconcile_app(&owner_app, now);
             }

@@ -82,6 +82,7 @@ impl ControllerStateMachine {
                 self.reconcile_app(app, now);
             }
             self.reconcile_all_mappings(now);
+            self.check_requests();
             // Objects reflect the settings at the time of their creation, so all are checked. Other replicas check all
             // objects when they become the leader.
             if self.cluster.is_leader && self.cluster.settings.platform == PlatformKind::Kubernetes
@@ -127,8 +128,9 @@ impl ControllerSettings {
         let request_log = self.config_maps.observability.request_log.clone();
         let mut edge = self.config_maps.network.edge.clone();
         edge.certificates = self.shared_certificates().collect();
-        wire::GlobalSettings { request_log, log_levels: self.config_maps.logging.levels(), edge }
-            .if_not_default()
+        let log_levels = self.config_maps.logging.levels();
+        let telemetry = self.config_maps.observability.telemetry.clone();
+        wire::GlobalSettings { request_log, log_levels, edge, telemetry }.if_not_default()
     }
 
     /// Derives the settings of scaling and of Deployments from the ConfigMaps.

@@ -66,6 +66,8 @@ fn changed_knative_keys(
         keys.extend(part_keys::object_keys(name));
         keys.extend(part_keys::route_name_keys(name, after));
         keys.extend(part_keys::route_name_keys(name, previous));
+        keys.extend(part_keys::certificate_keys(name, after, cluster));
+        keys.extend(part_keys::certificate_keys(name, previous, cluster));
         // An annotation of the Route may set the path of its Revisions.
         let path_keys_of = |it: &AppRevision| part_keys::path_keys(&name.namespace, it);
         keys.extend(knative_revisions(after).flat_map(path_keys_of));

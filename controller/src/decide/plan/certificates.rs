@@ -7,17 +7,22 @@ use common::{
     wire::{CertificateEntry, NamespacedName, is_secret_name},
 };
 
+use super::{host_certificates, requested_certificates};
 use crate::model::cluster_state::{
-    CertificateState, ClusterState, ConditionReason, ConditionStatus, DomainMappingState,
-    SecretReadState, UnixMillis, rfc3339_of_seconds,
+    CertificateState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
+    DomainMappingState, SecretReadState, UnixMillis, rfc3339_of_seconds,
 };
 
-/// Returns the Secrets whose certificates are in use or asked for: those of mappings, and those of `config-network`. A
-/// mapping that is being deleted serves its domain until its finalizers have ended, and so keeps its certificate.
+/// Returns the Secrets whose certificates are in use or asked for: those of mappings, those of `config-network`, and
+/// those of requested certificates that were issued. A mapping that is being deleted serves its domain until its
+/// finalizers have ended, and so keeps the certificate of its Secret.
 pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
     let mappings = cluster.domains.mappings.iter();
     let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));
-    of_mappings.chain(cluster.settings.shared_certificates()).collect()
+    let is_requested = requested_certificates::is_enabled(cluster);
+    let requested = is_requested.then(|| cluster.requests.issued_secrets());
+    let requested = requested.into_iter().flatten().filter(|it| is_secret_name(&it.name));
+    of_mappings.chain(cluster.settings.shared_certificates()).chain(requested).collect()
 }
 
 /// Returns the Secret that a mapping names, and the one that serves its domain. They may be the same.
@@ -57,7 +62,8 @@ pub fn certificate_status(
     now: UnixMillis,
 ) -> ConditionStatus {
     let Some(secret) = mapping.tls_secret.as_deref() else {
-        return ConditionStatus::True(Some(ConditionReason::NO_TLS));
+        let previous = mapping.conditions.get(ConditionType::DomainCertificate);
+        return host_certificates::mapping_status(cluster, name, mapping, &previous);
     };
     let kept = kept_note(cluster, &name.namespace, mapping);
     if !is_secret_name(secret) {
@@ -76,10 +82,10 @@ pub fn certificate_status(
             failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"))
         }
         (SecretReadState::InForce, Some(certificate)) => {
-            let host = name.name.to_ascii_lowercase();
+            let host = &mapping.domain.host;
             let is_served = mapping.served_secret.as_deref() == Some(secret);
             let kept = if is_served { "" } else { kept };
-            status_in_force(secret, &host, (&certificate.facts, kept), now)
+            status_in_force(secret, host, (&certificate.facts, kept), now)
         }
     }
 }

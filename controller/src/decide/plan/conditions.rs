@@ -3,7 +3,7 @@
 
 use common::wire::{ClientComponent, NamespacedName};
 
-use super::{PlanTimer, placeholder_name, routes::route_host};
+use super::{PlanTimer, host_certificates, placeholder_name, routes::route_host};
 use crate::{
     decide::service_children::applied_object_hash,
     model::{
@@ -87,11 +87,9 @@ pub(super) fn update_route(
         routed_status(app, name, cluster, now, timer)
     };
     app.conditions.set(ConditionType::RouteIngress, ingress, now);
-    app.conditions.set(
-        ConditionType::RouteCertificate,
-        ConditionStatus::True(Some(ConditionReason::NO_TLS)),
-        now,
-    );
+    let previous = app.conditions.get(ConditionType::RouteCertificate);
+    let certificate = host_certificates::route_status(app, name, cluster, &previous);
+    app.conditions.set(ConditionType::RouteCertificate, certificate, now);
     let dependents =
         [ConditionType::RouteTraffic, ConditionType::RouteIngress, ConditionType::RouteCertificate];
     let ready = app.conditions.summarize(&dependents);
@@ -182,8 +180,18 @@ fn not_owned_reason(
         // No claim to the host is recorded yet.
         let owner = cluster.names.registry.host_owner(&host, &cluster.names.placeholders)?;
         let message = || format!("The host {host:?} is already in use by {}.", owner.claimant);
-        (owner.service != placeholder).then(|| ConditionReason::new("NotOwned", message()))
+        let is_partial =
+            matches!(&owner.claimant, NameClaimant::Mapping(it) if has_path_rule(it, cluster));
+        let is_owned = owner.service == placeholder && !is_partial;
+        (!is_owned).then(|| ConditionReason::new("NotOwned", message()))
     })
+}
+
+/// Returns true if a DomainMapping has a path rule, and so perhaps not all paths of its host.
+fn has_path_rule(mapping: &NamespacedName, cluster: &ClusterState) -> bool {
+    let domains = &cluster.domains;
+    let state = domains.mappings.get(mapping);
+    state.is_some_and(|it| domains.path_rule(&mapping.namespace, &it.domain).is_some())
 }
 
 /// Sets the Service's conditions from its Configuration and its Route.

@@ -1,20 +1,32 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping` at 98e5ef9).
 
-use common::wire::{MappedDomain, NamespacedName};
+use common::wire::{MappedDomain, NamespacedName, PathPrefix};
 
-use super::{client_cas, routes};
+use super::{client_cas, host_certificates, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, UnixMillis,
     name_registry::{NameClaim, NameClaimant},
 };
 
-/// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain.
-fn claimed_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionStatus {
-    match cluster.domains.claims.get(name.name.as_str()) {
+/// Returns the status of `DomainClaimed`: if the mapping's namespace may use the domain, and no other object has its
+/// paths.
+fn claimed_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> ConditionStatus {
+    let domain = &mapping.domain;
+    if let Some(fault) = &domain.fault {
+        return ConditionStatus::False(ConditionReason::new(
+            "DomainClaimFailed",
+            fault.to_string(),
+        ));
+    }
+    match cluster.domains.claims.get(domain.claim_name()) {
         Some(DomainClaimState { namespace, .. }) if *namespace == name.namespace => {
-            ownership_status(cluster, name)
+            ownership_status(cluster, name, mapping)
         }
         Some(_) => ConditionStatus::False(ConditionReason::new(
             "DomainAlreadyClaimed",
@@ -26,28 +38,97 @@ fn claimed_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionSta
         }
         None => ConditionStatus::False(ConditionReason::new(
             "DomainClaimFailed",
-            format!("no ClusterDomainClaim found for domain {:?}", name.name),
+            format!("no ClusterDomainClaim found for domain {:?}", domain.claim_name()),
         )),
     }
 }
 
-/// Returns a false status if a Route had the host first, unless the mapping refers to that very Route.
-fn ownership_status(cluster: &ClusterState, name: &NamespacedName) -> ConditionStatus {
-    let own_target = cluster.domains.mappings.get(name).map(|it| &it.target);
-    match host_owner(cluster, name) {
-        Some(claim)
-            if claim.claimant != NameClaimant::Mapping(name.clone())
-                && Some(&claim.service) != own_target =>
-        {
-            let message = format!("The domain name is already in use by {}", claim.claimant);
-            ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
+/// Returns a false status if a Route had the host first, unless the mapping is for all of its paths and refers to that
+/// very Route. The same holds if another mapping had the same prefix of the host first.
+fn ownership_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> ConditionStatus {
+    let used = |what: String, owner: &NameClaimant| {
+        let message = format!("{what} is already in use by {owner}");
+        ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
+    };
+    let domain = &mapping.domain;
+    let has_rule = cluster.domains.path_rule(&name.namespace, domain).is_some();
+    // The mappings of a host are of one namespace, and share it.
+    if let Some(NameClaim { claimant: route @ NameClaimant::Route(_), service, .. }) =
+        host_owner(cluster, &domain.host)
+        && (has_rule || *service != mapping.target)
+    {
+        return used("The domain name".to_owned(), route);
+    }
+    match host_owner(cluster, &domain.rule_name()) {
+        Some(claim) if claim.claimant != NameClaimant::Mapping(name.clone()) => {
+            let what = format!("The path prefix {} of {}", domain.prefix, domain.host);
+            used(what, &claim.claimant)
         }
         Some(_) | None => ConditionStatus::True(None),
     }
 }
 
-fn host_owner<'a>(cluster: &'a ClusterState, name: &NamespacedName) -> Option<&'a NameClaim> {
-    cluster.names.registry.host_owner(&name.name.to_ascii_lowercase(), &cluster.names.placeholders)
+/// Returns true if a mapping's namespace may use its host, which no Route of another name had first.
+pub(super) fn has_host(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> bool {
+    let domain = &mapping.domain;
+    let claim = cluster.domains.claims.get(domain.claim_name());
+    let is_claimed = claim.is_some_and(|it| it.namespace == *name.namespace);
+    let is_free = host_owner(cluster, &domain.host).is_none_or(|it| match it.claimant {
+        NameClaimant::Mapping(_) => true,
+        NameClaimant::Route(_) => it.service == mapping.target,
+    });
+    domain.fault.is_none() && is_claimed && is_free
+}
+
+fn host_owner<'a>(cluster: &'a ClusterState, host: &str) -> Option<&'a NameClaim> {
+    cluster.names.registry.host_owner(host, &cluster.names.placeholders)
+}
+
+/// Returns the status of a mapping's `CertificateProvisioned`, as [`client_cas::tls_status`] does. It is false if another
+/// mapping of the host has decided otherwise.
+pub fn tls_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+    now: UnixMillis,
+) -> ConditionStatus {
+    let (namespace, host) = (&name.namespace, &mapping.domain.host);
+    let differs = |what: &str, lead: &NamespacedName| {
+        let message = format!(
+            "{what} differs from that of DomainMapping \"{lead}\", which has the same host and is \
+             older: all paths of a host have the same."
+        );
+        ConditionStatus::False(ConditionReason::new("HostTLSConflict", message))
+    };
+    if let Some(lead) = client_auth_conflict(cluster, name, mapping) {
+        return differs("The demand for certificates of clients", lead);
+    }
+    match cluster.domains.certificate_lead(namespace, host) {
+        Some((lead, it)) if mapping.tls_secret.is_some() && it.tls_secret != mapping.tls_secret => {
+            differs("spec.tls", lead)
+        }
+        Some(_) | None => client_cas::tls_status(cluster, name, mapping, now),
+    }
+}
+
+/// Returns the mapping of the same host whose demand for certificates of clients is in force, and differs from the
+/// demand of this mapping. This one serves nothing then.
+fn client_auth_conflict<'a>(
+    cluster: &'a ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> Option<&'a NamespacedName> {
+    let lead = cluster.domains.client_auth_lead(&name.namespace, &mapping.domain.host);
+    let (lead, it) = lead.filter(|_| mapping.client_auth.is_some())?;
+    (it.client_auth != mapping.client_auth).then_some(lead)
 }
 
 /// Returns the app that the mapping refers to, or the reason why there is none.
@@ -100,19 +181,44 @@ fn target_serves_tcp(cluster: &ClusterState, mapping: &DomainMappingState) -> bo
 
 /// Returns the status of `ReferenceResolved` as far as the protocol of the target decides it: only HTTP names a host,
 /// except within TLS that is passed through.
-fn protocol_status(cluster: &ClusterState, mapping: &DomainMappingState) -> ConditionStatus {
+fn protocol_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> ConditionStatus {
     let target = format!("{} {:?}", mapping.target_resource, mapping.target.name);
-    let message = match (target_serves_tcp(cluster, mapping), mapping.passes_tls) {
-        (true, false) => format!("{target} speaks raw TCP, and only HTTP names a domain"),
+    let fault = match (target_serves_tcp(cluster, mapping), mapping.passes_tls) {
+        (true, false) => Some(format!("{target} speaks raw TCP, and only HTTP names a domain")),
         (false, true) => {
-            format!("{target} speaks HTTP, and TLS is passed through to raw TCP only")
+            Some(format!("{target} speaks HTTP, and TLS is passed through to raw TCP only"))
         }
-        (true, true) if mapping.client_auth.is_some() => {
-            "The gateway cannot ask for client certificates in TLS that it passes through".into()
-        }
-        (true, true) | (false, false) => return ConditionStatus::True(None),
+        (true, true) => passthrough_fault(cluster, name, mapping),
+        (false, false) => None,
     };
-    ConditionStatus::False(ConditionReason::new("ResolveFailed", message))
+    match fault {
+        None => ConditionStatus::True(None),
+        Some(message) => ConditionStatus::False(ConditionReason::new("ResolveFailed", message)),
+    }
+}
+
+/// Returns the reason for which TLS of a mapping's host cannot be passed through. A demand of any mapping of the host
+/// that the gateway cannot meet must open no host.
+fn passthrough_fault(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> Option<String> {
+    let (domains, host) = (&cluster.domains, &mapping.domain.host);
+    if domains.client_auth_lead(&name.namespace, host).is_some() {
+        let text = "The gateway cannot ask for client certificates in TLS that it passes through";
+        return Some(text.to_owned());
+    }
+    let all = domains.mappings_of_host(&name.namespace, host);
+    let (ruled, _) = all.into_iter().find(|(_, it)| it.domain.prefix != PathPrefix::ALL)?;
+    Some(format!(
+        "TLS of {host} cannot be passed through, since DomainMapping \"{ruled}\" has a path prefix \
+         of it: the gateway reads no paths there"
+    ))
 }
 
 /// Sets all conditions of a mapping.
@@ -129,11 +235,12 @@ pub fn update_conditions(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
         )),
-        Ok(_) => protocol_status(cluster, mapping),
+        Ok(_) => protocol_status(cluster, name, mapping),
     };
-    let certificate = client_cas::tls_status(cluster, name, mapping, now);
+    let certificate = tls_status(cluster, name, mapping, now);
+    let claimed = claimed_status(cluster, name, mapping);
     let conditions = &mut mapping.conditions;
-    conditions.set(ConditionType::DomainClaimed, claimed_status(cluster, name), now);
+    conditions.set(ConditionType::DomainClaimed, claimed, now);
     conditions.set(ConditionType::DomainReference, resolved, now);
     let configured =
         conditions.summarize(&[ConditionType::DomainClaimed, ConditionType::DomainReference]);
@@ -165,28 +272,45 @@ pub(super) fn mapped_domains(
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
         // The target's own host may equal the domain: the Route has it already, and needs no second entry. But a rule
         // for clients counts on that host too, which the Route would serve to all.
-        host_owner(cluster, name).is_some_and(|it| {
-            it.claimant == NameClaimant::Mapping((*name).clone())
-                || (it.service == mapping.target && mapping.client_auth.is_some())
-        }) && matches!(claimed_status(cluster, name), ConditionStatus::True(_))
+        host_owner(cluster, &mapping.domain.host).is_some_and(|it| match it.claimant {
+            NameClaimant::Mapping(_) => true,
+            NameClaimant::Route(_) => it.service == mapping.target && mapping.client_auth.is_some(),
+        }) && matches!(claimed_status(cluster, name, mapping), ConditionStatus::True(_))
             && resolve_target(cluster, name, mapping).is_ok()
+            && client_auth_conflict(cluster, name, mapping).is_none()
             && mapping.passes_tls == passes_tls
-            // A demand that the gateway cannot make must open no host.
-            && !(passes_tls && mapping.client_auth.is_some())
+            && (!passes_tls || passthrough_fault(cluster, name, mapping).is_none())
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
-    let certificate = |name: &NamespacedName, mapping: &DomainMappingState| {
-        let secret = mapping.served_secret.as_deref()?;
-        Some(NamespacedName::new(name.namespace.clone(), secret))
+    mappings.filter(in_force).map(|(name, it)| mapped_domain(cluster, name, it)).collect()
+}
+
+/// Returns a mapping in force for the RouteTable. All mappings of a host have the same certificate and the same rule for
+/// certificates of clients.
+fn mapped_domain(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> MappedDomain {
+    let (domains, domain, namespace) = (&cluster.domains, &mapping.domain, &name.namespace);
+    let certificate = match domains.certificate_lead(namespace, &domain.host) {
+        Some((_, lead)) => {
+            let secret = lead.served_secret.as_deref();
+            secret.map(|it| NamespacedName::new(namespace.clone(), it))
+        }
+        None => host_certificates::secret_of_mapping(cluster, name, mapping),
     };
-    let domain = |(name, mapping): (&NamespacedName, &DomainMappingState)| MappedDomain {
-        passes_tls,
-        host: name.name.to_ascii_lowercase(),
+    let client_auth = domains
+        .client_auth_lead(namespace, &domain.host)
+        .and_then(|(_, lead)| client_cas::client_auth(namespace, lead));
+    MappedDomain {
+        host: domain.host.to_string(),
         host_rewrite: None,
         redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
-        certificate: certificate(name, mapping),
-        client_auth: client_cas::client_auth(&name.namespace, mapping),
+        certificate,
+        client_auth,
         hsts: mapping.hsts.clone(),
-    };
-    mappings.filter(in_force).map(domain).collect()
+        path_rule: domains.path_rule(namespace, domain),
+        passes_tls: mapping.passes_tls,
+    }
 }

@@ -3,21 +3,21 @@
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{
-    self, AppProtocol, ClientComponent, ConnectionPath, GatewayRules, NamespacedName, PodEntry,
-    RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+    self, AppProtocol, ClientComponent, ConnectionPath, GatewayRules, MappedDomain, NamespacedName,
+    PodEntry, RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
 };
 use tracing::debug;
 
 use super::{
-    RevisionPlanContext, ServingAddresses, domain_mappings, gateway_ports, readiness,
-    revision_conditions, scale, standby, traffic,
+    RevisionPlanContext, ServingAddresses, domain_mappings, gateway_ports, host_certificates,
+    readiness, requested_certificates, revision_conditions, scale, standby, traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
     model::{
         cluster_state::{
             self, AppRevision, AppState, ClusterState, ConditionType, KubeletReadiness,
-            ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
+            ObservedChallenge, ParsedTemplate, PodStage, RouteNameAllocation, RoutingState,
             name_registry::NameClaimant,
         },
         config_maps::{Flag, network::HttpProtocol},
@@ -176,7 +176,7 @@ fn service_subject(
         true => tcp_gateway_rules(allocation, app, name, &service_name, cluster),
         false => gateway_rules(allocation, app, name, &service_name, cluster),
     };
-    let public_host = public_host(allocation, app, name, cluster)
+    let public_host = public_host(allocation.tag.as_deref(), app, name, cluster)
         .filter(|host| !is_tcp && !has_domain(rules.as_deref(), host));
     // Requests for a service without targets get 503 at once.
     let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
@@ -207,13 +207,13 @@ fn service_subject(
 }
 
 /// Returns the host by which clients outside reach a name of a Route. `None`: it has none, or another object owns it.
-fn public_host(
-    allocation: &RouteNameAllocation,
+pub(super) fn public_host(
+    tag: Option<&str>,
     app: &AppState,
     name: &NamespacedName,
     cluster: &ClusterState,
 ) -> Option<String> {
-    let host = route_host(app, name, allocation.tag.as_deref(), cluster)?;
+    let host = route_host(app, name, tag, cluster)?;
     let owner = cluster.names.registry.host_owner(&host.host, &cluster.names.placeholders)?;
     let is_public = !host.is_private && owner.claimant == NameClaimant::Route(name.clone());
     is_public.then_some(host.host)
@@ -292,13 +292,29 @@ fn gateway_rules(
         None => TagRouting::ChooseTag(sorted_tags()),
         Some(tag) => TagRouting::ServeTag(tag.to_string()),
     });
+    let redirects_to_https = is_http_redirected(http_protocol, cluster);
+    let service = NamespacedName::new(name.namespace.clone(), service_name);
+    let mut mapped_domains = domain_mappings::mapped_domains(cluster, &service, false);
+    if let Some((host, certificate)) = own_host_with_certificate(allocation, app, name, cluster) {
+        // The rules of a mapping of the same host come first.
+        match mapped_domains.iter_mut().find(|it| it.host == host) {
+            Some(mapped) => mapped.certificate = mapped.certificate.take().or(Some(certificate)),
+            None => mapped_domains.push(MappedDomain {
+                host,
+                host_rewrite: None,
+                redirects_to_https,
+                certificate: Some(certificate),
+                client_auth: None,
+                hsts: None,
+                path_rule: None,
+                passes_tls: false,
+            }),
+        }
+    }
     let rules = GatewayRules {
-        redirects_to_https: is_http_redirected(http_protocol, cluster),
-        mapped_domains: domain_mappings::mapped_domains(
-            cluster,
-            &NamespacedName::new(name.namespace.clone(), service_name),
-            false,
-        ),
+        redirects_to_https,
+        challenges: challenges(allocation, app, name, &mapped_domains, cluster),
+        mapped_domains,
         tag_routing: tags,
         gateway_port: None,
     };
@@ -325,6 +341,55 @@ fn tcp_gateway_rules(
         ..GatewayRules::default()
     };
     (rules != GatewayRules::default()).then(|| Box::new(rules))
+}
+
+/// Returns the public host of a Route's name, with the Secret whose requested certificate serves it. Only hosts with
+/// rules of their own name a certificate in the RouteTable.
+fn own_host_with_certificate(
+    allocation: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<(String, NamespacedName)> {
+    if !requested_certificates::is_enabled(cluster) {
+        return None;
+    }
+    let host = public_host(allocation.tag.as_deref(), app, name, cluster)?;
+    let secret = host_certificates::secret_of_route(app, name, &host, cluster)?;
+    Some((host, secret))
+}
+
+/// Returns the challenges of authorities for the hosts of a Route's name. The certificate of a long host has a second
+/// one, `k.` and the domain of the host. If an object has that host, only its own challenges count.
+fn challenges(
+    allocation: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    mapped_domains: &[MappedDomain],
+    cluster: &ClusterState,
+) -> Vec<wire::HttpChallenge> {
+    if cluster.requests.challenges.is_empty() || !requested_certificates::is_enabled(cluster) {
+        return Vec::new();
+    }
+    let own = public_host(allocation.tag.as_deref(), app, name, cluster);
+    let is_short = |host: &str, own: &str| {
+        host.strip_prefix("k.")
+            .and_then(|domain| own.strip_suffix(domain))
+            .is_some_and(|it| it.ends_with('.'))
+    };
+    let registry = &cluster.names.registry;
+    let is_free = |host: &str| registry.host_owner(host, &cluster.names.placeholders).is_none();
+    let is_own = |host: &str| {
+        own.as_deref().is_some_and(|own| own == host || (is_short(host, own) && is_free(host)))
+            || mapped_domains.iter().any(|it| it.host == host)
+    };
+    let all = cluster.requests.challenges_of(&name.namespace, is_own).into_iter();
+    let challenge = |it: &ObservedChallenge| wire::HttpChallenge {
+        host: it.host.clone(),
+        token: it.token.clone(),
+        response: it.response.clone(),
+    };
+    all.map(challenge).collect()
 }
 
 /// Returns true if external plain HTTP is redirected to HTTPS: by the object's annotation, else by `config-network`
@@ -354,6 +419,17 @@ fn find_revision<'a>(
     }
 }
 
+/// Returns the settings in force from which host names follow.
+pub(super) fn host_name_rules(cluster: &ClusterState) -> HostNameRules<'_> {
+    let settings = &cluster.settings;
+    HostNameRules {
+        network: &settings.config_maps.network,
+        domain: &settings.config_maps.domain,
+        default_domain: &settings.external_domain,
+        cluster_domain: &settings.cluster_domain,
+    }
+}
+
 /// Returns the host of a Route or of one of its tags, by the settings in force. `None`: no valid name results, and the
 /// Route is not reachable from outside.
 pub(crate) fn route_host(
@@ -362,13 +438,7 @@ pub(crate) fn route_host(
     tag: Option<&str>,
     cluster: &ClusterState,
 ) -> Option<RouteHost> {
-    let settings = &cluster.settings;
-    let rules = HostNameRules {
-        network: &settings.config_maps.network,
-        domain: &settings.config_maps.domain,
-        default_domain: &settings.external_domain,
-        cluster_domain: &settings.cluster_domain,
-    };
+    let rules = host_name_rules(cluster);
     let (labels, annotations) = (&app.route_labels(), &app.route_annotations());
     let (route_name, namespace) = (name.name.as_str(), name.namespace.as_str());
     let route = RouteHostInputs { name: route_name, namespace, labels, annotations };

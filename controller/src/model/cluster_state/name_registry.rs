@@ -2,9 +2,9 @@
 //! others get it when the first is deleted.
 //!
 //! A name is that of a Service in its namespace (a Route's own, or that of a tag), an external host, or a gateway port.
-//! "First" is the
-//! same for every replica and after every restart, since it is read from the objects. The owner of the placeholder has
-//! the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
+//! DomainMappings of one namespace share a host, and claim the host with their path prefix as a further name. "First" is
+//! the same for every replica and after every restart, since it is read from the objects. The owner of the placeholder
+//! has the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
 
 use std::{
     cmp::Reverse,

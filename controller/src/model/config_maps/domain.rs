@@ -8,7 +8,8 @@ use common::wire::is_dns_subdomain;
 use serde::Deserialize;
 
 use super::{
-    ConfigMapSettings, deployment::best_selector_match, keys::ConfigMapReader, network::NO_TLS,
+    ConfigMapSettings, deployment::best_selector_match, keys::ConfigMapReader,
+    network::NO_DOMAIN_TYPE,
 };
 
 /// `config-domain`, checked: domains by name, each with the labels a route must have for it.
@@ -21,7 +22,7 @@ pub struct DomainConfig(BTreeMap<String, BTreeMap<String, String>>);
 struct DomainSelector {
     /// Labels that a Route must have; none: all Routes match.
     selector: BTreeMap<String, String>,
-    /// `wildcard` where one certificate covers a namespace; it has no effect, as no certificates are requested.
+    /// `wildcard` where one certificate covers a namespace; it has no effect.
     r#type: String,
 }
 
@@ -47,7 +48,9 @@ impl ConfigMapSettings for DomainConfig {
                 Ok(choice) => {
                     let choice = choice.unwrap_or_default();
                     if !choice.r#type.is_empty() {
-                        keys.add_warning(format!("type of {domain:?} has no effect: {NO_TLS}"));
+                        keys.add_warning(format!(
+                            "type of {domain:?} has no effect: {NO_DOMAIN_TYPE}"
+                        ));
                     }
                     domains.insert(domain.to_owned(), choice.selector);
                 }

@@ -9,6 +9,7 @@ use common::wire::{
     is_secret_name, parse_network,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Selector, SelectorExt as _};
 
 use super::{
     ConfigMapSettings,
@@ -22,9 +23,13 @@ use crate::model::go_values::{GoDuration, parse_bool, parse_duration};
 pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
 /// Knative's template of a tag's host name (`DefaultTagTemplate`).
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
-/// Reason for which settings of certificates have no effect.
-pub(super) const NO_TLS: &str =
-    "no certificates are requested: name Secrets in a DomainMapping or in rouse.dev.certificates";
+/// Class of the certificates that the controller requests from cert-manager (`CertManagerCertificateClassName`).
+pub const CERT_MANAGER_CLASS: &str = "cert-manager.certificate.networking.knative.dev";
+/// Reason for which settings of TLS inside the cluster have no effect.
+pub(super) const NO_INTERNAL_TLS: &str = "connections inside the cluster are not encrypted";
+/// Reason for which the type of a domain in `config-domain` has no effect.
+pub(super) const NO_DOMAIN_TYPE: &str =
+    "namespace-wildcard-cert-selector of config-network chooses namespaces with one certificate";
 /// Texts that Go parses as false.
 pub(super) const FALSE_TEXTS: [&str; 3] = ["false", "f", "0"];
 /// Lowest idle deadline of raw TCP from outside.
@@ -64,6 +69,13 @@ pub struct NetworkConfig {
     /// `rouse.dev.certificates`, Rouse's own: Secrets of the system namespace, separated by commas or spaces. Each
     /// has a certificate for the hosts that it names, and the first one also for all other hosts. Default none.
     pub certificates: Vec<String>,
+    /// `external-domain-tls`: true if certificates are requested for the hosts of Routes and DomainMappings. Default
+    /// false.
+    pub external_domain_tls: bool,
+    /// `certificate-class` of requested certificates. Default [`CERT_MANAGER_CLASS`].
+    pub certificate_class: String,
+    /// `namespace-wildcard-cert-selector`: namespaces with one certificate for all their hosts. Default none.
+    pub wildcard_namespaces: Option<LabelSelector>,
     /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
     /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
@@ -88,9 +100,20 @@ impl Default for NetworkConfig {
             external_scheme: "http".into(),
             default_path: None,
             certificates: Vec::new(),
+            external_domain_tls: false,
+            certificate_class: CERT_MANAGER_CLASS.into(),
+            wildcard_namespaces: None,
             edge: EdgeSettings::default(),
             gateway_ports: PortRanges::default(),
         }
+    }
+}
+
+impl NetworkConfig {
+    /// Returns true if a namespace with these labels has one certificate for all its hosts.
+    pub fn has_wildcard_certificate(&self, labels: &BTreeMap<String, String>) -> bool {
+        let selector = self.wildcard_namespaces.clone().map(Selector::try_from);
+        selector.is_some_and(|it| it.is_ok_and(|selector| selector.matches(labels)))
     }
 }
 
@@ -99,8 +122,8 @@ impl ConfigMapSettings for NetworkConfig {
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         accept_older_keys(keys);
-        accept_classes(keys);
-        accept_tls_keys(keys);
+        keys.warn_unless_usual("ingress-class", &[], "one gateway serves every class");
+        accept_internal_tls_keys(keys);
         accept_mesh_keys(keys);
         let mut it = Self::default();
         keys.read_bool("autocreate-cluster-domain-claims", &mut it.autocreate_claims);
@@ -111,6 +134,9 @@ impl ConfigMapSettings for NetworkConfig {
         it.http_protocol = read_http_protocol(keys);
         it.default_path = read_default_path(keys);
         it.certificates = read_certificates(keys);
+        it.external_domain_tls = read_external_domain_tls(keys);
+        it.certificate_class = read_certificate_class(keys);
+        it.wildcard_namespaces = read_wildcard_selector(keys);
         it.edge = read_edge_settings(keys);
         it.gateway_ports = read_gateway_ports(keys);
         it
@@ -148,10 +174,17 @@ fn read_rollout_duration(keys: &mut ConfigMapReader<'_>) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Accepts the classes of ingresses and certificates, which have no effect.
-fn accept_classes(keys: &mut ConfigMapReader<'_>) {
-    keys.warn_unless_usual("ingress-class", &[], "one gateway serves every class");
-    keys.warn_unless_usual("certificate-class", &[], NO_TLS);
+/// Reads the class of certificates. Another controller has to serve any class but that of cert-manager.
+fn read_certificate_class(keys: &mut ConfigMapReader<'_>) -> String {
+    let mut class = String::new();
+    keys.read_text("certificate-class", &mut class);
+    if class.is_empty() { CERT_MANAGER_CLASS.into() } else { class }
+}
+
+/// Reads the switch of requested certificates. Knative treats any value but `enabled` as off, so none is refused.
+fn read_external_domain_tls(keys: &mut ConfigMapReader<'_>) -> bool {
+    let text = keys.get("external-domain-tls").unwrap_or_default().trim();
+    text.eq_ignore_ascii_case("enabled")
 }
 
 /// Accepts settings of meshes: pods are always addressed directly, and other values get a warning.
@@ -163,24 +196,30 @@ fn accept_mesh_keys(keys: &mut ConfigMapReader<'_>) {
     keys.warn_unless_usual("mesh-compatibility-mode", &["auto", "disabled"], WHY);
 }
 
-/// Accepts settings of certificates, and refuses the values that Knative refuses.
-fn accept_tls_keys(keys: &mut ConfigMapReader<'_>) {
-    accept_wildcard_selector(keys);
-    // Knative treats any value but `enabled` as off, so none is refused.
-    keys.warn_unless_usual("external-domain-tls", &["disabled"], NO_TLS);
+/// Accepts settings of TLS inside the cluster, and refuses the values that Knative refuses.
+fn accept_internal_tls_keys(keys: &mut ConfigMapReader<'_>) {
     accept_encryption_key(keys, "cluster-local-domain-tls");
     accept_encryption_key(keys, "system-internal-tls");
     accept_internal_encryption(keys);
 }
 
-fn accept_wildcard_selector(keys: &mut ConfigMapReader<'_>) {
+/// Reads the selector of namespaces with one certificate. `{}` selects all of them.
+fn read_wildcard_selector(keys: &mut ConfigMapReader<'_>) -> Option<LabelSelector> {
     let key = "namespace-wildcard-cert-selector";
     let text = keys.get(key).unwrap_or_default();
-    // The selector has no effect here, but Knative refuses one that it cannot parse.
-    if let Err(error) = serde_norway::from_str::<Option<LabelSelector>>(text) {
-        keys.add_error(format!("failed to parse {key:?}: {error}"));
+    match serde_norway::from_str::<Option<LabelSelector>>(text) {
+        Ok(selector) => {
+            let is_valid = selector.clone().is_none_or(|it| Selector::try_from(it).is_ok());
+            if !is_valid {
+                keys.add_error(format!("failed to parse {key:?}: an operator cannot be used"));
+            }
+            selector
+        }
+        Err(error) => {
+            keys.add_error(format!("failed to parse {key:?}: {error}"));
+            None
+        }
     }
-    keys.warn_unless_usual(key, &[], NO_TLS);
 }
 
 fn read_domain_template(keys: &mut ConfigMapReader<'_>) -> Option<GoTemplate> {
@@ -273,7 +312,7 @@ fn accept_encryption_key(keys: &mut ConfigMapReader<'_>, key: &'static str) {
         let setting = format!("{key} with value: {text:?} in config-network ConfigMap");
         keys.add_error(format!("{setting} is not supported"));
     }
-    keys.warn_unless_usual(key, &["disabled"], NO_TLS);
+    keys.warn_unless_usual(key, &["disabled"], NO_INTERNAL_TLS);
 }
 
 /// Accepts the key of releases before `system-internal-tls`.

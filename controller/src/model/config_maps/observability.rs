@@ -1,18 +1,30 @@
 //! Pure: `config-observability`: request logs and URLs of logs; and `config-tracing`, which it replaced.
 //!
-//! Metrics are served at `/metrics` and not exported; there are no traces. Values that Knative refuses are refused all
-//! the same.
+//! Activators export traces and the metrics of requests. Values that Knative refuses are refused all the same.
 //!
 //! Keys, defaults, bounds and messages: knative/serving `pkg/observability` at 98e5ef9, knative/pkg `observability` at
 //! 521cb33.
 
+use std::time::Duration;
+
 use common::{
     request_log::{self, LogTemplate},
-    wire::RequestLogSettings,
+    wire::{
+        EndpointFault, OtlpCollector, OtlpProtocol, RequestLogSettings, RequestMetricsSettings,
+        SamplingRate, TelemetrySettings, TraceSettings,
+    },
 };
 
 use super::{ConfigMapSettings, keys::ConfigMapReader, network::FALSE_TEXTS};
 use crate::model::go_values::GoDuration;
+
+/// Protocol, endpoint and interval of the metrics of components.
+const METRICS_KEYS: [&str; 3] = ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"];
+/// Protocol, endpoint and interval of the metrics of Knative's sidecar.
+const SIDECAR_METRICS_KEYS: [&str; 3] =
+    ["request-metrics-protocol", "request-metrics-endpoint", "request-metrics-export-interval"];
+/// Shortest time between two exports, so that a typing error does not flood the collector.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `config-observability`, checked against its bounds.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,6 +34,8 @@ pub struct ObservabilityConfig {
     /// Request log: `logging.enable-request-log`, `logging.request-log-template` (default Knative's `httpRequest` line)
     /// and `logging.enable-probe-request-log` (default false). Default none: requests are not logged.
     pub request_log: Option<RequestLogSettings>,
+    /// Traces of activators (`tracing-*`) and metrics of requests (`metrics-*`). Default: neither.
+    pub telemetry: TelemetrySettings,
 }
 
 impl ObservabilityConfig {
@@ -43,19 +57,9 @@ impl ConfigMapSettings for ObservabilityConfig {
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         accept_older_keys(keys);
         let mut it = Self::default();
-        check_metrics_export(
-            keys,
-            ["metrics-protocol", "metrics-endpoint", "metrics-export-interval"],
-        );
-        check_metrics_export(
-            keys,
-            [
-                "request-metrics-protocol",
-                "request-metrics-endpoint",
-                "request-metrics-export-interval",
-            ],
-        );
-        check_tracing(keys);
+        it.telemetry.metrics = read_metrics(keys);
+        check_sidecar_metrics(keys);
+        it.telemetry.traces = read_traces(keys);
         check_profiling(keys);
         check_var_log(keys);
         keys.read_text("logging.revision-url-template", &mut it.log_url_template);
@@ -79,12 +83,49 @@ fn accept_older_keys(keys: &mut ConfigMapReader<'_>) {
     ]);
 }
 
-/// Reads the settings of one metrics export, none of which has an effect.
-fn check_metrics_export(
+/// Reads the request metrics of activators.
+fn read_metrics(keys: &mut ConfigMapReader<'_>) -> Option<RequestMetricsSettings> {
+    let [protocol_key, endpoint_key, interval_key] = METRICS_KEYS;
+    let (name, to, every) = read_metrics_export(keys, METRICS_KEYS);
+    let interval = if every.0 > 0 {
+        every.to_duration().max(SHORTEST_INTERVAL)
+    } else {
+        RequestMetricsSettings::DEFAULT_INTERVAL
+    };
+    match (name.as_str(), parse_protocol(&name)) {
+        ("prometheus", _) => {
+            const WHY: &str = "/metrics is read by Prometheus, at the admin port";
+            keys.warn_unless_usual(endpoint_key, &[], WHY);
+            keys.warn_unless_usual(interval_key, &[], WHY);
+            Some(RequestMetricsSettings { collector: None, interval })
+        }
+        (_, Some(protocol)) => {
+            let collector = read_collector(keys, (protocol_key, endpoint_key), protocol, &to)?;
+            Some(RequestMetricsSettings { collector: Some(collector), interval })
+        }
+        (_, None) => {
+            keys.warn_unless_usual(interval_key, &[], &format!("{protocol_key} exports nothing"));
+            None
+        }
+    }
+}
+
+/// Checks the settings of the sidecar's metrics, none of which has an effect.
+fn check_sidecar_metrics(keys: &mut ConfigMapReader<'_>) {
+    const WHY: &str = "there is no sidecar; metrics-protocol exports the metrics of requests";
+    read_metrics_export(keys, SIDECAR_METRICS_KEYS);
+    // Valid values have no effect either, so each one that asks for an export gets a warning.
+    let [protocol, endpoint, interval] = SIDECAR_METRICS_KEYS;
+    keys.warn_unless_usual(protocol, &["none", "prometheus"], WHY);
+    keys.warn_unless_usual(endpoint, &[], WHY);
+    keys.warn_unless_usual(interval, &[], WHY);
+}
+
+/// Reads protocol, endpoint and interval of one metrics export, and refuses what Knative refuses.
+fn read_metrics_export(
     keys: &mut ConfigMapReader<'_>,
     [protocol, endpoint, interval]: [&'static str; 3],
-) {
-    const WHY: &str = "figures are asked for at /metrics, and sent nowhere";
+) -> (String, String, GoDuration) {
     let (mut name, mut to, mut every) = ("none".to_owned(), String::new(), GoDuration::default());
     keys.read_text(protocol, &mut name);
     keys.read_text(endpoint, &mut to);
@@ -101,10 +142,42 @@ fn check_metrics_export(
         (other, _) => keys.add_error(format!("unsupported protocol {other:?}")),
     }
     check_export_interval(keys, every);
-    // Valid values have no effect either, so each one that asks for an export gets a warning.
-    keys.warn_unless_usual(protocol, &["none", "prometheus"], WHY);
-    keys.warn_unless_usual(endpoint, &[], WHY);
-    keys.warn_unless_usual(interval, &[], WHY);
+    (name, to, every)
+}
+
+/// Returns the protocol of OTLP with this name; `None`: nothing is sent.
+fn parse_protocol(name: &str) -> Option<OtlpProtocol> {
+    match name {
+        "grpc" => Some(OtlpProtocol::Grpc),
+        "http/protobuf" => Some(OtlpProtocol::HttpProtobuf),
+        _ => None,
+    }
+}
+
+/// Reads the collector of an export. `None`: it is refused, or accepted with a warning because it needs TLS.
+fn read_collector(
+    keys: &mut ConfigMapReader<'_>,
+    (protocol_key, endpoint_key): (&'static str, &'static str),
+    protocol: OtlpProtocol,
+    endpoint: &str,
+) -> Option<OtlpCollector> {
+    if endpoint.is_empty() {
+        // Refused before.
+        return None;
+    }
+    match OtlpCollector::parse(protocol, endpoint) {
+        Ok(collector) => Some(collector),
+        Err(fault @ EndpointFault::NotUrl) => {
+            keys.add_error(format!("{endpoint_key} is {endpoint:?}: {fault}"));
+            None
+        }
+        Err(fault @ EndpointFault::NeedsTls) => {
+            for key in [protocol_key, endpoint_key] {
+                keys.add_warning(format!("key {key:?} has no effect: {endpoint:?}: {fault}"));
+            }
+            None
+        }
+    }
 }
 
 /// Refuses a negative export interval. 0 is Knative's value for a default of the exporter.
@@ -114,12 +187,15 @@ fn check_export_interval(keys: &mut ConfigMapReader<'_>, interval: GoDuration) {
     }
 }
 
-fn check_tracing(keys: &mut ConfigMapReader<'_>) {
-    const WHY: &str = "there are no traces";
+/// Reads the export of traces.
+fn read_traces(keys: &mut ConfigMapReader<'_>) -> Option<TraceSettings> {
+    const PROTOCOL: &str = "tracing-protocol";
+    const ENDPOINT: &str = "tracing-endpoint";
+    const RATE: &str = "tracing-sampling-rate";
     let (mut name, mut to, mut rate) = ("none".to_owned(), String::new(), 0.0);
-    keys.read_text("tracing-protocol", &mut name);
-    keys.read_text("tracing-endpoint", &mut to);
-    keys.read_float("tracing-sampling-rate", &mut rate);
+    keys.read_text(PROTOCOL, &mut name);
+    keys.read_text(ENDPOINT, &mut to);
+    keys.read_float(RATE, &mut rate);
     // As in Knative, an endpoint is needed exactly where the protocol sends to one.
     match (name.as_str(), to.is_empty()) {
         ("grpc" | "http/protobuf", true) => {
@@ -131,14 +207,25 @@ fn check_tracing(keys: &mut ConfigMapReader<'_>) {
         ("none" | "stdout", true) | ("grpc" | "http/protobuf", false) => {}
         (other, _) => keys.add_error(format!("unsupported protocol {other:?}")),
     }
-    keys.warn_unless_usual("tracing-protocol", &["none"], WHY);
-    keys.warn_unless_usual("tracing-endpoint", &[], WHY);
-    keys.warn_unless_usual("tracing-sampling-rate", &["0", "0.0"], WHY);
     if rate < 0.0 {
         keys.add_error(format!("sampling rate {rate:.6} should be greater or equal to zero"));
     } else if rate > 1.0 {
         keys.add_error(format!("sampling rate {rate:.6} should be less than or equal to one"));
     }
+    let Some(protocol) = parse_protocol(&name) else {
+        keys.warn_unless_usual(PROTOCOL, &["none"], "traces are not written to standard output");
+        keys.warn_unless_usual(RATE, &["0", "0.0"], &format!("{PROTOCOL} exports nothing"));
+        return None;
+    };
+    let collector = read_collector(keys, (PROTOCOL, ENDPOINT), protocol, &to);
+    let sampling = SamplingRate::from_fraction(rate);
+    if sampling.is_never() {
+        for key in [PROTOCOL, ENDPOINT] {
+            keys.warn_unless_usual(key, &[], &format!("{RATE} is 0, so no request is sampled"));
+        }
+        return None;
+    }
+    Some(TraceSettings { collector: collector?, sampling })
 }
 
 fn check_profiling(keys: &mut ConfigMapReader<'_>) {
@@ -236,6 +323,7 @@ mod tests {
                 template: LogTemplate::parse("{{.Request.Method}}").unwrap(),
                 logs_probes: true,
             }),
+            telemetry: TelemetrySettings::default(),
         };
         let read = map(&[
             ("metrics-protocol", "none"),
@@ -259,8 +347,10 @@ mod tests {
     fn each_setting_without_effect_gets_a_warning() {
         let read = map(&[
             ("metrics-protocol", "http/protobuf"),
-            ("metrics-endpoint", "http://a/v1"),
-            ("metrics-export-interval", "60s"),
+            ("metrics-endpoint", "https://a/v1"),
+            ("request-metrics-protocol", "grpc"),
+            ("request-metrics-endpoint", "http://b:4317"),
+            ("request-metrics-export-interval", "60s"),
             ("tracing-protocol", "grpc"),
             ("tracing-endpoint", "b:4317"),
             ("tracing-sampling-rate", "0.25"),
@@ -269,7 +359,69 @@ mod tests {
         ]);
         let read = read.unwrap();
         assert_eq!(read.value, ObservabilityConfig::default());
-        assert_eq!(read.warnings.len(), 8, "{:?}", read.warnings);
+        assert_eq!(read.warnings.len(), 9, "{:?}", read.warnings);
+        for (pairs, expected) in [
+            (
+                &[("tracing-protocol", "grpc"), ("tracing-endpoint", "http://a:1")][..],
+                ["tracing-protocol", "tracing-endpoint"],
+            ),
+            (
+                &[("tracing-protocol", "stdout"), ("tracing-sampling-rate", "0.5")],
+                ["tracing-protocol", "tracing-sampling-rate"],
+            ),
+            (
+                &[
+                    ("metrics-protocol", "prometheus"),
+                    ("metrics-endpoint", ":9090"),
+                    ("metrics-export-interval", "1m"),
+                ],
+                ["metrics-endpoint", "metrics-export-interval"],
+            ),
+        ] {
+            let warnings = map(pairs).unwrap().warnings;
+            let begins = expected.map(|key| format!("key {key:?} has no effect: "));
+            assert_eq!(warnings.len(), 2, "{warnings:?}");
+            assert!(warnings.iter().zip(begins).all(|(it, begin)| it.starts_with(&begin)));
+        }
+    }
+
+    #[test]
+    fn telemetry_is_followed() {
+        let collector = |protocol, text: &str| OtlpCollector::parse(protocol, text).unwrap();
+        let read = |pairs: &[(&str, &str)]| {
+            let read = map(pairs).unwrap();
+            assert_eq!(read.warnings, [""; 0]);
+            read.value.telemetry
+        };
+        let traces = TraceSettings {
+            collector: collector(OtlpProtocol::Grpc, "http://a:4317"),
+            sampling: SamplingRate::from_fraction(0.25),
+        };
+        let metrics = |text: &str, seconds| RequestMetricsSettings {
+            collector: Some(collector(OtlpProtocol::HttpProtobuf, text)),
+            interval: Duration::from_secs(seconds),
+        };
+        let tracing = [
+            ("tracing-protocol", "grpc"),
+            ("tracing-endpoint", "http://a:4317"),
+            ("tracing-sampling-rate", "0.25"),
+        ];
+        let expected = TelemetrySettings { traces: Some(traces), metrics: None };
+        assert_eq!(read(&tracing), expected);
+        let protocol = ("metrics-protocol", "http/protobuf");
+        let endpoint = ("metrics-endpoint", "http://b/v1/metrics");
+        let interval = |text| ("metrics-export-interval", text);
+        for (pairs, seconds) in [
+            (&[protocol, endpoint][..], 60),
+            (&[protocol, endpoint, interval("0s")], 60),
+            (&[protocol, endpoint, interval("5s")], 5),
+            (&[protocol, endpoint, interval("1ms")], 1),
+        ] {
+            let expected = metrics("http://b/v1/metrics", seconds);
+            assert_eq!(read(pairs).metrics, Some(expected), "{pairs:?}");
+        }
+        let page = read(&[("metrics-protocol", "prometheus")]).metrics;
+        assert_eq!(page.map(|it| it.collector), Some(None));
     }
 
     #[test]
@@ -286,6 +438,11 @@ mod tests {
                 "export interval \"-1s\" should be greater than zero",
             ),
             (&[("tracing-protocol", "zipkin")], "unsupported protocol \"zipkin\""),
+            (
+                &[("metrics-protocol", "grpc"), ("metrics-endpoint", "http://a:b")],
+                "metrics-endpoint is \"http://a:b\": must be a URL such as \
+                 http://collector.observability:4317",
+            ),
             (
                 &[("tracing-sampling-rate", "1.5")],
                 "sampling rate 1.500000 should be less than or equal to one",

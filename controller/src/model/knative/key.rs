@@ -63,7 +63,17 @@ pub const INGRESS_CLASS: [&str; 2] =
 /// Implementation that issues certificates.
 pub const CERTIFICATE_CLASS: [&str; 2] =
     ["networking.knative.dev/certificate-class", "networking.knative.dev/certificate.class"];
-/// Disables TLS from outside for one Route.
+/// Class on requested certificates, in the spelling that controllers of certificates read.
+pub const CERTIFICATE_CLASS_OF_REQUEST: &str = "networking.knative.dev/certificate.class";
+/// Use of a requested certificate, as a label: `external-domain` for hosts outside the cluster.
+pub const CERTIFICATE_TYPE: &str = "networking.knative.dev/certificate-type";
+/// Domain of a certificate for all hosts of a namespace, as a label.
+pub const WILDCARD_DOMAIN: &str = "networking.knative.dev/wildcardDomain";
+/// UID of the request, as a label of the Secret with the certificate.
+pub const CERTIFICATE_UID: &str = "networking.internal.knative.dev/certificate-uid";
+/// DomainMapping that an object was made for, as a label.
+pub const DOMAIN_MAPPING: &str = "serving.knative.dev/domainMapping";
+/// Disables TLS from outside for one Route or DomainMapping.
 pub const DISABLE_EXTERNAL_DOMAIN_TLS: [&str; 3] = [
     "networking.knative.dev/disable-external-domain-tls",
     "networking.knative.dev/disable-auto-tls",
@@ -79,6 +89,12 @@ pub const CLIENT_AUTH: &str = "rouse.dev/client-auth";
 pub const TLS: &str = "rouse.dev/tls";
 /// Only value of [`TLS`].
 pub const TLS_PASSTHROUGH: &str = "passthrough";
+/// Host of a DomainMapping that is not its name: another one has that host too, or it has a wildcard.
+pub const HOST: &str = "rouse.dev/host";
+/// Prefix of the paths that a DomainMapping serves, in whole segments.
+pub const PATH_PREFIX: &str = "rouse.dev/path-prefix";
+/// Form of the path for pods: `true` takes the prefix of [`PATH_PREFIX`] out.
+pub const STRIP_PREFIX: &str = "rouse.dev/strip-prefix";
 /// `Strict-Transport-Security` of a DomainMapping.
 pub const HSTS: &str = "rouse.dev/hsts";
 /// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{KnativeCondition, KnativeObject, autoscaling::NamespacedObjectRef};
 
-/// API group and version of both kinds here.
+/// API group and version of the kinds here.
 pub const API_VERSION: &str = "networking.internal.knative.dev/v1alpha1";
 
 /// Path of the connections to a Revision: direct or through activators.
@@ -65,6 +65,49 @@ pub struct ServerlessServiceStatus {
 pub struct ClusterDomainClaimSpec {
     /// Namespace that may use the domain.
     pub namespace: String,
+}
+
+/// Desired certificate of hosts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CertificateSpec {
+    /// Hosts of the certificate; `*.` begins one for all hosts below a domain.
+    pub dns_names: Vec<String>,
+    /// Domain below which the hosts are.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// Name of the Secret that gets the certificate.
+    pub secret_name: String,
+}
+
+/// Observed state of a certificate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CertificateStatus {
+    /// Generation of the spec that this status describes.
+    pub observed_generation: i64,
+    /// The condition `Ready` only.
+    pub conditions: Vec<KnativeCondition>,
+    /// End of the certificate in the Secret, RFC 3339.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub not_after: String,
+    /// Challenges by which an authority checks the hosts.
+    #[serde(rename = "http01Challenges", skip_serializing_if = "Vec::is_empty")]
+    pub http_challenges: Vec<CertificateChallenge>,
+}
+
+/// HTTP-01 challenge of an authority, with the Service that answers it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CertificateChallenge {
+    /// URL that the authority requests.
+    pub url: String,
+    /// Name of the Service that answers.
+    pub service_name: String,
+    /// Namespace of that Service.
+    pub service_namespace: String,
+    /// Port of that Service.
+    pub service_port: i32,
 }
 
 /// Status of a kind that has none.

@@ -45,6 +45,12 @@ pub enum ResourceKind {
     NetworkPolicy,
     /// `HorizontalPodAutoscaler` of the group `autoscaling`.
     HorizontalPodAutoscaler,
+    /// `Certificate` of the group `networking.internal.knative.dev`.
+    RequestedCertificate,
+    /// `Certificate` of the group `cert-manager.io`.
+    IssuedCertificate,
+    /// `Challenge` of the group `acme.cert-manager.io`.
+    AcmeChallenge,
 }
 
 /// Names of a kind in the API.
@@ -68,7 +74,7 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -89,6 +95,9 @@ impl ResourceKind {
         Self::Namespace,
         Self::NetworkPolicy,
         Self::HorizontalPodAutoscaler,
+        Self::RequestedCertificate,
+        Self::IssuedCertificate,
+        Self::AcmeChallenge,
     ];
 
     const fn api_names(self) -> ResourceNames {
@@ -134,6 +143,15 @@ impl ResourceKind {
                 "HorizontalPodAutoscaler",
                 "horizontalpodautoscalers",
             ),
+            Self::RequestedCertificate => {
+                resource_names(NET, "v1alpha1", "Certificate", "certificates")
+            }
+            Self::IssuedCertificate => {
+                resource_names("cert-manager.io", "v1", "Certificate", "certificates")
+            }
+            Self::AcmeChallenge => {
+                resource_names("acme.cert-manager.io", "v1", "Challenge", "challenges")
+            }
         }
     }
 

@@ -80,18 +80,19 @@ const NOWHERE: &[MetadataPlace] = &[];
 const ON_ROUTE: &str = "it belongs on a Service or a Route, under \"metadata\"";
 const ON_DOMAIN_MAPPING: &str = "it belongs on a DomainMapping, under \"metadata\"";
 const ON_TEMPLATE: &str = "it belongs on a template, under \"spec.template.metadata\"";
-const NO_TLS: &str =
-    "no certificates are requested: name Secrets in a DomainMapping or in rouse.dev.certificates";
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
-pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 50] = [
+pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 53] = [
     known_key(&key::ROLLOUT_DURATION, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(&[key::CLIENT_CA], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::CLIENT_AUTH], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::HSTS], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::TLS], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::HOST], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::PATH_PREFIX], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::STRIP_PREFIX], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::PATH], PATH_PLACES, ON_ROUTE),
     known_key(&[key::GATEWAY_PORT], ROUTE_PLACES, ON_ROUTE),
     known_key(&[key::TRAFFIC_DISTRIBUTION], PATH_PLACES, ON_ROUTE),
@@ -102,8 +103,8 @@ pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 50] = [
     known_key(&key::PROGRESS_DEADLINE, REVISION_PLACES, ON_TEMPLATE),
     known_key(&[key::NO_GC], REVISION_PLACES, ON_TEMPLATE),
     known_key(&key::INGRESS_CLASS, NOWHERE, "one gateway serves every class"),
-    known_key(&key::CERTIFICATE_CLASS, NOWHERE, NO_TLS),
-    known_key(&key::DISABLE_EXTERNAL_DOMAIN_TLS, NOWHERE, NO_TLS),
+    known_key(&key::CERTIFICATE_CLASS, &[Service, Route, DomainMapping], ON_ROUTE),
+    known_key(&key::DISABLE_EXTERNAL_DOMAIN_TLS, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(
         &["features.knative.dev/http-full-duplex"],
         NOWHERE,

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{dns_names, settings::TemplateParent};
 use crate::model::{
     cluster_state::HintMode,
-    go_values::parse_duration,
+    go_values::{parse_bool, parse_duration},
     knative::{key, user_container::parse_protocol},
     problem::Problem,
     scale_policy,
@@ -107,6 +107,7 @@ pub(super) fn check_route_annotations(annotations: &AnnotationMap, problems: &mu
     check_traffic_distribution(annotations, AT, problems);
     check_http_protocol(annotations, problems);
     check_gateway_port(annotations, AT, problems);
+    check_disabled_tls(annotations, problems);
 }
 
 /// Checks the annotations of a template, except the autoscaler's.
@@ -207,6 +208,16 @@ fn check_gateway_port(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>
 fn check_http_protocol(all: &AnnotationMap, problems: &mut Vec<Problem>) {
     if let Some((name, value)) = first_set(all, &key::HTTP_PROTOCOL)
         && !matches!(value.to_ascii_lowercase().as_str(), "" | "enabled" | "redirected")
+    {
+        problems.push(Problem::invalid(format!("metadata.annotations.{name}"), value));
+    }
+}
+
+/// Checks the annotation that turns certificates off: a boolean in Go's forms.
+pub(super) fn check_disabled_tls(all: &AnnotationMap, problems: &mut Vec<Problem>) {
+    if let Some((name, value)) = first_set(all, &key::DISABLE_EXTERNAL_DOMAIN_TLS)
+        && !value.is_empty()
+        && parse_bool(value).is_err()
     {
         problems.push(Problem::invalid(format!("metadata.annotations.{name}"), value));
     }

@@ -74,8 +74,8 @@ pub fn has_revision_label(object: &Value) -> bool {
     json::label(object, key::REVISION_UID).is_some()
 }
 
-/// Returns the scopes of all watches but two groups that begin later: the pods that NetworkPolicies may admit, with the
-/// first policy that selects pods, and [`workload_scopes`].
+/// Returns the scopes of all watches but those that begin later: the pods that NetworkPolicies may admit, with the
+/// first policy that selects pods, [`workload_scopes`], [`request_scopes`] and [`cert_manager_scopes`].
 ///
 /// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
 /// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
@@ -125,8 +125,18 @@ pub fn workload_scopes(system_namespace: &str) -> Vec<WatchScope> {
     ]
 }
 
+/// Returns the scopes of the watch that begins once certificates are requested.
+pub fn request_scopes() -> Vec<WatchScope> {
+    vec![WatchScope::all_of(ResourceKind::RequestedCertificate)]
+}
+
+/// Returns the scopes of the watches that begin once the API server has the kinds of cert-manager, too.
+pub fn cert_manager_scopes() -> Vec<WatchScope> {
+    [ResourceKind::IssuedCertificate, ResourceKind::AcmeChallenge].map(WatchScope::all_of).into()
+}
+
 /// Order of the first lists: kinds that others depend on come first.
-const LIST_ORDER: [ResourceKind; 15] = [
+const LIST_ORDER: [ResourceKind; 18] = [
     ResourceKind::ConfigMap,
     ResourceKind::Namespace,
     ResourceKind::NetworkPolicy,
@@ -143,6 +153,9 @@ const LIST_ORDER: [ResourceKind; 15] = [
     ResourceKind::KnativeService,
     ResourceKind::DomainMapping,
     ResourceKind::ClusterDomainClaim,
+    ResourceKind::RequestedCertificate,
+    ResourceKind::IssuedCertificate,
+    ResourceKind::AcmeChallenge,
 ];
 
 /// Returns the place of a kind in the order of the first lists. `None` for kinds that only the writer reads, and for
@@ -226,6 +239,23 @@ const POD_STATUS: &[&str] = &[
     "message",
 ];
 
+/// Fields of a Service's specification that are kept. A Service has no generation. So a change by another client shows
+/// only in fields that are kept, and each field that the controller sets is one of them.
+const SERVICE_SPEC: &[&str] = &[
+    "clusterIP",
+    "clusterIPs",
+    "externalName",
+    "externalTrafficPolicy",
+    "internalTrafficPolicy",
+    "ipFamilyPolicy",
+    "ports",
+    "selector",
+    "sessionAffinity",
+    "sessionAffinityConfig",
+    "trafficDistribution",
+    "type",
+];
+
 /// Returns the parts of a kind of which only some fields are kept, since the controller reads no others. Objects that
 /// users made have other parts ([user_parts]).
 pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
@@ -248,28 +278,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
             ("status", &["conditions", "addresses", "images", "allocatable"]),
         ],
-        // A Service has no generation. So a change by another client shows only in fields that are kept, and each field
-        // that the controller sets is one of them.
-        ResourceKind::Service => &[
-            (
-                "spec",
-                &[
-                    "clusterIP",
-                    "clusterIPs",
-                    "externalName",
-                    "externalTrafficPolicy",
-                    "internalTrafficPolicy",
-                    "ipFamilyPolicy",
-                    "ports",
-                    "selector",
-                    "sessionAffinity",
-                    "sessionAffinityConfig",
-                    "trafficDistribution",
-                    "type",
-                ],
-            ),
-            ("status", &[]),
-        ],
+        ResourceKind::Service => &[("spec", SERVICE_SPEC), ("status", &[])],
         ResourceKind::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
         ResourceKind::KnativeService
         | ResourceKind::Configuration
@@ -280,7 +289,12 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         | ResourceKind::StatefulSet
         | ResourceKind::ConfigMap
         | ResourceKind::ClusterDomainClaim
-        | ResourceKind::Namespace => &[],
+        | ResourceKind::Namespace
+        | ResourceKind::RequestedCertificate
+        | ResourceKind::IssuedCertificate => &[],
+        ResourceKind::AcmeChallenge => {
+            &[("spec", &["type", "dnsName", "token", "key"]), ("status", &[])]
+        }
         // Of these kinds only metadata and status are read: the applied hash suffices to find a difference.
         ResourceKind::PodAutoscaler
         | ResourceKind::ServerlessService
@@ -336,7 +350,9 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn all_scopes() -> Vec<WatchScope> {
-        [watch_scopes("knative-serving"), workload_scopes("knative-serving")].concat()
+        let of_workloads = workload_scopes("knative-serving");
+        let of_certificates = [request_scopes(), cert_manager_scopes()].concat();
+        [watch_scopes("knative-serving"), of_workloads, of_certificates].concat()
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Drop for SubscriberGuard {
 }
 
 /// Limits a change to what a role needs: scale policies are for autoscalers, names and addresses for agents and
-/// activators. Allowed sources, the request log and certificates are for activators.
+/// activators. Allowed sources, the request log, telemetry and certificates are for activators.
 pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Option<RouteChange> {
     match (role, change) {
         (ClientComponent::Agent, RouteChange::Revision(it)) => {
@@ -129,8 +129,9 @@ pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Optio
             RouteChange::Certificate(_) | RouteChange::ClientCa(_),
         ) => None,
         (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
-            // Without `request_log` and `edge` they may equal the defaults, which are not sent at all.
-            wire::GlobalSettings { request_log: None, edge: wire::EdgeSettings::default(), ..it }
+            // Without the fields for activators they may equal the defaults, which are not sent at all.
+            let wire::GlobalSettings { log_levels, .. } = it;
+            wire::GlobalSettings { log_levels, ..wire::GlobalSettings::default() }
                 .if_not_default()
                 .map(RouteChange::Settings)
         }

@@ -256,9 +256,14 @@ fn each_component_gets_the_settings_that_concern_it() {
     let request_log = Some(wire::RequestLogSettings { template, logs_probes: false });
     let levels = wire::LogLevels { agent: wire::LogLevel::Debug, ..wire::LogLevels::default() };
     let defaults = wire::GlobalSettings::default();
+    let metrics = wire::RequestMetricsSettings {
+        collector: None,
+        interval: wire::RequestMetricsSettings::DEFAULT_INTERVAL,
+    };
     let both = wire::GlobalSettings {
         request_log: request_log.clone(),
         log_levels: levels,
+        telemetry: wire::TelemetrySettings { traces: None, metrics: Some(metrics) },
         ..defaults.clone()
     };
     let limited = |it: &wire::GlobalSettings, role| match limit_to_role(

@@ -54,6 +54,7 @@ fn kinds_are_named_as_in_knative() {
             "metrics.autoscaling.internal.knative.dev Metric  knative-internal,autoscaling",
             "serverlessservices.networking.internal.knative.dev ServerlessService sks knative-internal,networking",
             "clusterdomainclaims.networking.internal.knative.dev ClusterDomainClaim cdc knative-internal,networking",
+            "certificates.networking.internal.knative.dev Certificate kcert knative-internal,networking",
             "images.caching.internal.knative.dev Image img knative-internal,caching",
         ]
     );

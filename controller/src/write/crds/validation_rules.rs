@@ -32,6 +32,7 @@ pub(super) fn add_rules(kind: &str, root: &mut Value) {
         }
         "ServerlessService" => require_fields(root, "/properties/spec", &["mode", "objectRef"]),
         "ClusterDomainClaim" => require_fields(root, "/properties/spec", &["namespace"]),
+        "Certificate" => require_fields(root, "/properties/spec", &["dnsNames", "secretName"]),
         "Image" => require_fields(root, "/properties/spec", &["image"]),
         "PodAutoscaler" => require_fields(root, "/properties/spec", &["scaleTargetRef"]),
         _ => {}

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::without_nulls;
 use crate::{
     model::{
-        cluster_state::ClusterState,
+        cluster_state::{ClusterState, DomainMappingState},
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
     },
     write::render,
@@ -24,7 +24,9 @@ pub(super) fn mapping_status(cluster: &ClusterState, key: &ObjectPartKey) -> Des
 /// Returns the claim of a domain, if the controller makes claims. It is removed with the last mapping of its namespace.
 /// It is cluster-scoped, so no namespaced object can own it.
 pub(super) fn desired_claim(cluster: &ClusterState, domain: &str) -> DesiredState {
-    let wanting = cluster.domains.mappings.iter().filter(|(name, _)| name.name == domain);
+    let needs_claim =
+        |it: &DomainMappingState| it.domain.claim_name() == domain && it.domain.fault.is_none();
+    let wanting = cluster.domains.mappings.iter().filter(|(_, it)| needs_claim(it));
     let first =
         || wanting.clone().min_by_key(|(name, it)| (it.meta.created, name.namespace.as_str()));
     let claimed_by = cluster.domains.claims.get(domain).map(|it| it.namespace.as_str());

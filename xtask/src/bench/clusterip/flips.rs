@@ -47,7 +47,7 @@ struct FlipTimes {
 
 /// A client that connects again and again, and the changes that it sees.
 #[derive(Debug)]
-struct BackendWatch {
+pub(super) struct BackendWatch {
     client: Child,
     changes: mpsc::Receiver<BackendChange>,
 }
@@ -96,7 +96,7 @@ fn rows(services: u32, subject: ProxySubject, times: &FlipTimes) -> Vec<BenchRow
 
 /// Flips the backend [`FLIPS_PER_ROUND`] times, after one flip that is not measured.
 fn measure_round(proxy: &RunningProxy, round: u32, times: &mut FlipTimes) -> Result<()> {
-    let watch = BackendWatch::start(proxy)?;
+    let watch = BackendWatch::start(proxy, CONNECT_PERIOD_US)?;
     let mut present = watch.first_backend()?;
     for flip in 0..=FLIPS_PER_ROUND {
         let (expected, address) = other_backend(present)?;
@@ -117,7 +117,7 @@ fn measure_round(proxy: &RunningProxy, round: u32, times: &mut FlipTimes) -> Res
 }
 
 /// Returns the backend to flip to, with its address.
-fn other_backend(present: ReachedBackend) -> Result<(ReachedBackend, Ipv4Addr)> {
+pub(super) fn other_backend(present: ReachedBackend) -> Result<(ReachedBackend, Ipv4Addr)> {
     match present {
         ReachedBackend::First => Ok((ReachedBackend::Second, SWITCHED_BACKENDS[1])),
         ReachedBackend::Second => Ok((ReachedBackend::First, SWITCHED_BACKENDS[0])),
@@ -128,9 +128,10 @@ fn other_backend(present: ReachedBackend) -> Result<(ReachedBackend, Ipv4Addr)> 
 }
 
 impl BackendWatch {
-    fn start(proxy: &RunningProxy) -> Result<Self> {
+    /// Starts a client that connects once in each `period_us`.
+    pub(super) fn start(proxy: &RunningProxy, period_us: &str) -> Result<Self> {
         let address = format!("{}:{SERVICE_PORT}", cluster_ip(SWITCHED_SERVICE));
-        let args = ["backends", "--addr", &address, "--every-us", CONNECT_PERIOD_US];
+        let args = ["backends", "--addr", &address, "--every-us", period_us];
         let mut client = proxy.services_command(&args);
         let mut client = client.stdout(Stdio::piped()).spawn().context("cannot start a client")?;
         let lines = BufReader::new(client.stdout.take().context("its output was piped")?).lines();
@@ -147,13 +148,17 @@ impl BackendWatch {
     }
 
     /// Waits for the first connect, and returns the backend that it reached.
-    fn first_backend(&self) -> Result<ReachedBackend> {
+    pub(super) fn first_backend(&self) -> Result<ReachedBackend> {
         let change = self.changes.recv_timeout(FLIP_TIMEOUT).context("a client never connected")?;
         Ok(change.backend)
     }
 
     /// Waits until connects reach `expected`, after `since_us`. Returns this change, and the number of other ones.
-    fn wait_for(&self, expected: ReachedBackend, since_us: u64) -> Result<(BackendChange, usize)> {
+    pub(super) fn wait_for(
+        &self,
+        expected: ReachedBackend,
+        since_us: u64,
+    ) -> Result<(BackendChange, usize)> {
         let mut unexplained = 0;
         loop {
             let change = self.changes.recv_timeout(FLIP_TIMEOUT).with_context(|| {

@@ -10,6 +10,8 @@ use crate::measure::service_connects::SERVICE_PORT;
 pub(super) const NODE: &str = "node1";
 /// Namespace of all Services.
 const NAMESPACE: &str = "bench";
+/// Name of each Service's only port.
+const PORT_NAME: &str = "main";
 /// Address of the first Service; the others follow.
 const FIRST_CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 1, 0);
 /// Network of the ClusterIPs, as the API server's object ServiceCIDR has it.
@@ -37,21 +39,40 @@ const CHANGE_DISTANCE: u32 = 1_000_000;
 pub(super) struct ServiceSet {
     pub(super) services: u32,
     pub(super) endpoints_each: u32,
-    /// True if [`SWITCHED_SERVICE`] has one of [`SWITCHED_BACKENDS`] instead of its own endpoints.
+    /// True if [`SWITCHED_SERVICE`] has one of [`SWITCHED_BACKENDS`] instead of its own endpoints. Only for TCP.
     pub(super) switches: bool,
+    /// Protocol of the only port of each Service.
+    pub(super) protocol: ServiceProtocol,
+}
+
+/// Transport protocol of a Service's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServiceProtocol {
+    Tcp,
+    Udp,
+}
+
+impl ServiceProtocol {
+    /// Name in objects of Kubernetes.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
 }
 
 impl ServiceSet {
     /// Returns all Services, as the API server stores them.
     pub(super) fn service_objects(self) -> impl Iterator<Item = Value> {
-        (0..self.services).map(service)
+        (0..self.services).map(move |number| service(number, self.protocol))
     }
 
     /// Returns the EndpointSlices of all Services.
     pub(super) fn endpoint_slices(self) -> impl Iterator<Item = Value> {
         (0..self.services).map(move |number| match self.is_switched(number) {
             true => switched_slice(SWITCHED_BACKENDS[0]),
-            false => endpoint_slice(number, &self.endpoint_addresses(number, None), ENDPOINT_PORT),
+            false => self.slice(number, &self.endpoint_addresses(number, None)),
         })
     }
 
@@ -60,7 +81,11 @@ impl ServiceSet {
     pub(super) fn changed_slice(self, change: u32) -> Value {
         let (service, pass) = (change % self.services, change / self.services);
         let addresses = self.endpoint_addresses(service, Some(pass));
-        endpoint_slice(service, &addresses, ENDPOINT_PORT)
+        self.slice(service, &addresses)
+    }
+
+    fn slice(self, service: u32, addresses: &[Ipv4Addr]) -> Value {
+        endpoint_slice(service, addresses, ENDPOINT_PORT, self.protocol)
     }
 
     /// Returns the first endpoint of a Service, before any change.
@@ -101,7 +126,7 @@ fn endpoint_address(number: u32) -> Ipv4Addr {
 
 /// Returns the EndpointSlice of [`SWITCHED_SERVICE`] with this backend alone.
 pub(super) fn switched_slice(backend: Ipv4Addr) -> Value {
-    endpoint_slice(SWITCHED_SERVICE, &[backend], SWITCHED_PORT)
+    endpoint_slice(SWITCHED_SERVICE, &[backend], SWITCHED_PORT, ServiceProtocol::Tcp)
 }
 
 /// Returns the node, its namespace and the network of the Services.
@@ -125,7 +150,7 @@ fn service_name(service: u32) -> String {
     format!("service-{service:05}")
 }
 
-fn service(number: u32) -> Value {
+fn service(number: u32, protocol: ServiceProtocol) -> Value {
     let (name, address) = (service_name(number), cluster_ip(number));
     let uid = format!("service-uid-{number:05}");
     json!({
@@ -137,13 +162,19 @@ fn service(number: u32) -> Value {
             "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
             "selector": {"app": name},
             "ports": [{
-                "name": "http", "protocol": "TCP", "port": SERVICE_PORT, "targetPort": "http",
+                "name": PORT_NAME, "protocol": protocol.name(), "port": SERVICE_PORT,
+                "targetPort": PORT_NAME,
             }],
         },
     })
 }
 
-fn endpoint_slice(service: u32, addresses: &[Ipv4Addr], port: u16) -> Value {
+fn endpoint_slice(
+    service: u32,
+    addresses: &[Ipv4Addr],
+    port: u16,
+    protocol: ServiceProtocol,
+) -> Value {
     let name = service_name(service);
     let endpoint = |address: &Ipv4Addr| {
         let pod = format!("{name}-{address}");
@@ -164,7 +195,7 @@ fn endpoint_slice(service: u32, addresses: &[Ipv4Addr], port: u16) -> Value {
                 "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
             },
         },
-        "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+        "ports": [{"name": PORT_NAME, "port": port, "protocol": protocol.name()}],
         "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
     })
 }
@@ -182,7 +213,12 @@ mod tests {
 
     #[test]
     fn all_services_and_endpoints_have_addresses_of_their_own_in_their_networks() {
-        let set = ServiceSet { services: 10_000, endpoints_each: 10, switches: false };
+        let set = ServiceSet {
+            services: 10_000,
+            endpoints_each: 10,
+            switches: false,
+            protocol: ServiceProtocol::Tcp,
+        };
         let slices = set.endpoint_slices();
         let endpoints: BTreeSet<String> = slices.flat_map(|slice| addresses(&slice)).collect();
         assert_eq!(endpoints.len(), 100_000);
@@ -202,7 +238,12 @@ mod tests {
 
     #[test]
     fn each_change_moves_one_endpoint_of_one_service() {
-        let set = ServiceSet { services: 3, endpoints_each: 2, switches: false };
+        let set = ServiceSet {
+            services: 3,
+            endpoints_each: 2,
+            switches: false,
+            protocol: ServiceProtocol::Tcp,
+        };
         let mut present: Vec<Vec<String>> =
             set.endpoint_slices().map(|slice| addresses(&slice)).collect();
         let mut all = BTreeSet::new();
@@ -219,11 +260,28 @@ mod tests {
 
     #[test]
     fn the_switched_service_begins_with_its_first_backend() {
-        let set = ServiceSet { services: 2, endpoints_each: 1, switches: true };
+        let set = ServiceSet {
+            services: 2,
+            endpoints_each: 1,
+            switches: true,
+            protocol: ServiceProtocol::Tcp,
+        };
         let slices: Vec<Value> = set.endpoint_slices().collect();
         assert_eq!(addresses(&slices[0]), [SWITCHED_BACKENDS[0].to_string()]);
         assert_eq!(slices[0]["ports"][0]["port"], SWITCHED_PORT);
         assert_eq!(slices[1]["ports"][0]["port"], ENDPOINT_PORT);
         assert_eq!(slices[0], switched_slice(SWITCHED_BACKENDS[0]));
+    }
+
+    #[test]
+    fn services_and_their_slices_have_the_same_port_of_the_same_protocol() {
+        let protocol = ServiceProtocol::Udp;
+        let set = ServiceSet { services: 1, endpoints_each: 1, switches: false, protocol };
+        let (service, slice) =
+            (set.service_objects().next().unwrap(), set.endpoint_slices().next().unwrap());
+        let (service, slice) = (&service["spec"]["ports"][0], &slice["ports"][0]);
+        assert_eq!((&service["protocol"], &service["name"]), (&slice["protocol"], &slice["name"]));
+        assert_eq!(service["protocol"], "UDP");
+        assert_eq!(set.changed_slice(0)["ports"][0], *slice);
     }
 }

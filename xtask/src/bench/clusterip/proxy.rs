@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -19,7 +19,7 @@ use super::{
     ClusterIpBenchContext,
     api_server::BenchApiServer,
     node::{BenchCgroup, BenchNetns, BenchNode, NODE_ADDRESS},
-    objects::{self, NODE, POD_NETWORK, ServiceSet, cluster_ip},
+    objects::{self, ENDPOINT_PORT, NODE, POD_NETWORK, ServiceProtocol, ServiceSet, cluster_ip},
 };
 use crate::{
     load::unix_us,
@@ -37,6 +37,9 @@ const SETTLE_TIME: Duration = Duration::from_millis(1_500);
 const CLIENT_START_TIME: Duration = Duration::from_millis(200);
 /// Time between two checks of a start.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// Timeout of an end after SIGTERM: the grace period of a pod. And the time between two checks.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+const END_POLL_PERIOD: Duration = Duration::from_millis(5);
 /// Period over which the machine must be idle before a start, and the processor time that is idle enough, in µs.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
 const IDLE_CPU_US: f64 = 50_000.0;
@@ -116,6 +119,8 @@ impl ProxySubject {
 pub(super) struct RunningProxy {
     pub(super) subject: ProxySubject,
     process: ProxyProcess,
+    /// Server of all endpoints of UDP, if the set has them.
+    _datagram_server: Option<DatagramServer>,
     pub(super) server: BenchApiServer,
     pub(super) node: BenchNode,
     client: PathBuf,
@@ -129,6 +134,10 @@ struct ProxyProcess {
     cgroup: PathBuf,
     log: PathBuf,
 }
+
+/// Server that answers datagrams to all endpoints; killed on drop. An optimised program, as it is a part of the times.
+#[derive(Debug)]
+struct DatagramServer(Child);
 
 /// Start of a proxy.
 #[derive(Clone, Copy, Debug)]
@@ -156,11 +165,16 @@ impl RunningProxy {
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         wait_until_idle();
         let client = context.client.clone();
+        let datagram_server = match set.protocol {
+            ServiceProtocol::Tcp => None,
+            ServiceProtocol::Udp => Some(DatagramServer::start(&node, &client)?),
+        };
         let waiting = start_waiting_client(&node, &client, set)?;
         let started_us = unix_us();
         let child = command.spawn().with_context(|| format!("cannot start {}", subject.name()))?;
         let process = ProxyProcess { child, cgroup: node.cgroup(BenchCgroup::Proxy), log };
-        let mut proxy = Self { subject, process, server, node, client, set };
+        let mut proxy =
+            Self { subject, process, _datagram_server: datagram_server, server, node, client, set };
         let answers = proxy.wait_for_answers(waiting)?;
         let seconds = match answers.answered {
             0 => f64::NAN,
@@ -203,6 +217,25 @@ impl RunningProxy {
         measure_command(&self.node, BenchCgroup::Client, &self.client, args)
     }
 
+    /// Ends the proxy as an upgrade does, and starts it with further variables. Its maps stay in force if its pins are on
+    /// a filesystem that outlives it.
+    pub(super) fn restart(
+        &mut self,
+        context: &ClusterIpBenchContext,
+        variables: &[(&str, &str)],
+    ) -> Result<()> {
+        self.process.end(self.subject)?;
+        let mut command = proxy_command(context, self.subject, &self.node)?;
+        let log = &self.process.log;
+        let out = File::options().append(true).open(log);
+        let out = out.with_context(|| format!("cannot write {}", log.display()))?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        let child = command.envs(variables.iter().copied()).spawn();
+        self.process.child =
+            child.with_context(|| format!("cannot start {}", self.subject.name()))?;
+        Ok(())
+    }
+
     /// Suspends the proxy, so that it takes no time of the others. Its rules or maps stay in force.
     pub(super) fn suspend(&self) -> Result<()> {
         self.process.signal(Signal::SIGSTOP)
@@ -243,6 +276,20 @@ impl ProxyProcess {
         bail!("{} ended with {status}; {} ends with:\n{last}", subject.name(), self.log.display())
     }
 
+    /// Ends the process by SIGTERM, as the kubelet does.
+    fn end(&mut self, subject: ProxySubject) -> Result<()> {
+        self.check_running(subject)?;
+        self.signal(Signal::SIGTERM)?;
+        let started = Instant::now();
+        while self.child.try_wait()?.is_none() {
+            if started.elapsed() > END_TIMEOUT {
+                bail!("{} has not ended after SIGTERM in {END_TIMEOUT:?}", subject.name());
+            }
+            sh::sleep(END_POLL_PERIOD);
+        }
+        Ok(())
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).context("a process id is small")?;
         kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot send {signal}"))
@@ -258,10 +305,30 @@ impl Drop for ProxyProcess {
     }
 }
 
+impl DatagramServer {
+    fn start(node: &BenchNode, program: &Path) -> Result<Self> {
+        let address = format!("0.0.0.0:{ENDPOINT_PORT}");
+        let mut command = node.command(BenchNetns::Endpoints, BenchCgroup::Outside, program);
+        command.args(["measure", "datagrams", "answer", "--addr", &address]).stdin(Stdio::null());
+        Ok(Self(command.spawn().context("cannot start a server of datagrams")?))
+    }
+}
+
+impl Drop for DatagramServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts a client that waits for all Services. It runs before the proxy, so that its own start is no part of a time.
 fn start_waiting_client(node: &BenchNode, client: &Path, set: ServiceSet) -> Result<Child> {
     let (first, count) = (cluster_ip(0).to_string(), set.services.to_string());
-    let args = ["answers", "--first", &first, "--count", &count, "--timeout-s", START_TIMEOUT_S];
+    let mut args =
+        vec!["answers", "--first", &first, "--count", &count, "--timeout-s", START_TIMEOUT_S];
+    if set.protocol == ServiceProtocol::Udp {
+        args.push("--udp");
+    }
     let mut command = measure_command(node, BenchCgroup::Client, client, &args);
     let waiting = command.stdout(Stdio::piped()).spawn().context("cannot start a client")?;
     sh::sleep(CLIENT_START_TIME);
@@ -286,6 +353,11 @@ fn measure_command(node: &BenchNode, cgroup: BenchCgroup, client: &Path, args: &
     command
 }
 
+/// Folder of the agent's pins. The agent mounts a bpf filesystem there if there is none, which ends with its own mounts.
+pub(super) fn pins_folder(context: &ClusterIpBenchContext, subject: ProxySubject) -> PathBuf {
+    context.folder.join(format!("clusterip-{}.pins", subject.name()))
+}
+
 /// Command that starts the proxy on the node.
 fn proxy_command(
     context: &ClusterIpBenchContext,
@@ -304,11 +376,10 @@ fn proxy_command(
         return Ok(command);
     }
     let mut command = node.command(BenchNetns::Node, BenchCgroup::Proxy, &context.rouse);
-    let pins = file("pins");
+    let pins = pins_folder(context, subject);
     fs::create_dir_all(&pins).with_context(|| format!("cannot make {}", pins.display()))?;
     command.arg("agent").env("NO_COLOR", "1");
     command.env("ROUSE_NODE", NODE).env("ROUSE_CLUSTERIP", "all").env("KUBECONFIG", &kubeconfig);
-    // The agent mounts a bpf filesystem there, which ends with its own mounts.
     command.env("ROUSE_PINS", &pins);
     command.env("ROUSE_CLIENTS_CGROUP", node.cgroup(BenchCgroup::Clients));
     command.env("ROUSE_PODS_CGROUP", node.cgroup(BenchCgroup::Pods));

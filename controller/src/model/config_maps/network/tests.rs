@@ -28,6 +28,9 @@ fn every_key_is_followed() {
         external_scheme: "https".into(),
         default_path: Some(ConnectionPath::Activator),
         certificates: vec!["default-tls".into(), "shop.tls".into(), "other".into()],
+        external_domain_tls: true,
+        certificate_class: "x.example.com".into(),
+        wildcard_namespaces: Some(LabelSelector::default()),
         edge: EdgeSettings {
             trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
                 .map(|net| net.parse().unwrap())
@@ -58,6 +61,9 @@ fn every_key_is_followed() {
         ("rouse.dev.tls-ciphers", "TLS_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
         ("rouse.dev.tcp-idle-timeout", " 1h "),
         ("rouse.dev.gateway-ports", "5432, 6000-6100"),
+        ("external-domain-tls", "Enabled"),
+        ("certificate-class", "x.example.com"),
+        ("namespace-wildcard-cert-selector", "{}"),
         ("domain-template", source),
         ("tag-template", "{{.Name}}-{{.Tag}}"),
         ("http-protocol", "Redirected"),
@@ -92,8 +98,11 @@ fn keys_of_older_releases_name_their_successors() {
         ("dataplane-trust", "mutual"),
     ]);
     let read = read.unwrap();
-    let expected =
-        NetworkConfig { http_protocol: HttpProtocol::Redirected, ..NetworkConfig::default() };
+    let expected = NetworkConfig {
+        http_protocol: HttpProtocol::Redirected,
+        external_domain_tls: true,
+        ..NetworkConfig::default()
+    };
     assert_eq!(read.value, expected);
     for (old, new) in [
         ("autoTLS", "external-domain-tls"),
@@ -212,6 +221,20 @@ fn values_that_ask_for_nothing_get_no_warning() {
         map(&pairs),
         Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] })
     );
+}
+
+#[test]
+fn the_selector_of_namespaces_with_one_certificate_is_applied() {
+    let labels = |text: &str| BTreeMap::from([("team".to_owned(), text.to_owned())]);
+    let has = |selector: &str, team: &str| {
+        let read = map(&[("namespace-wildcard-cert-selector", selector)]).unwrap();
+        read.value.has_wildcard_certificate(&labels(team))
+    };
+    assert!(has("{}", "a") && !has("", "a"));
+    let one = "matchLabels:\n  team: a\n";
+    assert!(has(one, "a") && !has(one, "b"));
+    let none_of = "matchExpressions:\n- {key: team, operator: NotIn, values: [a]}\n";
+    assert!(!has(none_of, "a") && has(none_of, "b"));
 }
 
 #[test]

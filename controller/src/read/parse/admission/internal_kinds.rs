@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{AdmissionRequest, AdmittedKind, check_creator, mutation::annotations_mut};
 use crate::{
-    model::{knative::key, problem::Problem, scale_policy},
+    model::{cluster_state::DomainSpec, knative::key, problem::Problem, scale_policy},
     read::parse::{defaults, dns_names, metadata},
 };
 
@@ -50,17 +50,26 @@ pub(super) fn check_domain_mapping(
     if meta.generate_name.as_deref().is_some_and(|it| !it.is_empty()) {
         problems.push(Problem::disallowed("metadata.generateName"));
     }
-    let at = "metadata.name";
-    if let Some(error) = qualified_name_error(name) {
-        problems.push(Problem::new(at, format!("invalid name {name:?}: {error}")));
+    let annotation = |key: &str| meta.annotations.as_ref()?.get(key).map(String::as_str);
+    match annotation(key::HOST) {
+        // The name is not the host then, and the API server checks it.
+        Some(host) => {
+            let at = format!("metadata.annotations.{}", key::HOST);
+            let domain = host.strip_prefix("*.").unwrap_or(host);
+            check_not_cluster_local(request, domain, &at, problems);
+        }
+        None => {
+            let at = "metadata.name";
+            if let Some(error) = qualified_name_error(name) {
+                problems.push(Problem::new(at, format!("invalid name {name:?}: {error}")));
+            }
+            check_not_cluster_local(request, name, at, problems);
+        }
     }
-    let domain = request.settings.cluster_domain;
-    // Names below the cluster's domain belong to Kubernetes Services.
-    if name.ends_with(&format!(".{domain}")) || name == domain {
-        let message = format!(
-            "invalid name {name:?}: must not be a subdomain of cluster local domain {domain:?}"
-        );
-        problems.push(Problem::new(at, message));
+    let (prefix, strip) = (annotation(key::PATH_PREFIX), annotation(key::STRIP_PREFIX));
+    for fault in DomainSpec::annotation_faults(annotation(key::HOST), prefix, strip) {
+        let at = format!("metadata.annotations.{}", fault.key);
+        problems.push(Problem::invalid(at, fault.value).with_details(fault.rule));
     }
     if let Some(old) = request.old {
         let annotations = meta.annotations.clone().unwrap_or_default();
@@ -70,6 +79,7 @@ pub(super) fn check_domain_mapping(
         check_client_auth(annotations, problems);
         check_hsts(annotations, problems);
         check_tls_passthrough(annotations, problems);
+        metadata::check_disabled_tls(annotations, problems);
     }
     if let Some(tls) = request.object.pointer("/spec/tls").filter(|it| !it.is_null()) {
         check_certificate_secret(tls, problems);
@@ -79,6 +89,22 @@ pub(super) fn check_domain_mapping(
         return;
     };
     check_reference(reference, meta, problems);
+}
+
+/// Refuses names below the cluster's domain, which belong to Kubernetes Services.
+fn check_not_cluster_local(
+    request: &AdmissionRequest<'_>,
+    name: &str,
+    at: &str,
+    problems: &mut Vec<Problem>,
+) {
+    let domain = request.settings.cluster_domain;
+    if name.ends_with(&format!(".{domain}")) || name == domain {
+        let message = format!(
+            "invalid name {name:?}: must not be a subdomain of cluster local domain {domain:?}"
+        );
+        problems.push(Problem::new(at, message));
+    }
 }
 
 /// Checks the Secret of `spec.tls`. In Knative the schema of the CRD requires its name.

@@ -713,6 +713,52 @@ fn policies_of_a_domain_are_refused_with_their_fault() {
                 mapping("{rouse.dev/hsts: includeSubDomains}"),
                 "invalid value: includeSubDomains: metadata.annotations.rouse.dev/hsts\nmax-age is missing",
             ),
+            (mapping("{networking.knative.dev/disable-external-domain-tls: 'true'}"), ""),
+            (
+                mapping("{networking.knative.dev/disable-external-domain-tls: 'yes'}"),
+                "invalid value: yes: metadata.annotations.networking.knative.dev/disable-external-domain-tls",
+            ),
+        ],
+    );
+}
+
+/// Rouse's own annotations for the host and the paths of DomainMappings.
+#[test]
+fn hosts_and_paths_of_a_domain_are_refused_with_their_fault() {
+    let mapping = |name: &str, annotations: &str| {
+        let spec =
+            "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: s, namespace: n}}";
+        let metadata = format!("{{name: {name}, namespace: n, annotations: {annotations}}}");
+        yaml(&format!("{{metadata: {metadata}, spec: {spec}}}"))
+    };
+    let host = "metadata.annotations.rouse.dev/host";
+    let host_rule =
+        "it must be a host of two labels or more in lower case, or such a host behind *.";
+    let wildcard_of_all = format!("invalid value: *.com: {host}\n{host_rule}");
+    let not_local = format!(
+        "invalid name \"default.svc.cluster.local\": must not be a subdomain of cluster local domain \"cluster.local\": {host}"
+    );
+    check_table(
+        AdmittedKind::DomainMapping,
+        &[
+            (mapping("a.example.com", "{rouse.dev/path-prefix: /a/b}"), ""),
+            (mapping("a-b", "{rouse.dev/host: a.example.com, rouse.dev/path-prefix: /}"), ""),
+            (mapping("all", "{rouse.dev/host: '*.example.com'}"), ""),
+            (mapping("a.b", "{rouse.dev/path-prefix: /a, rouse.dev/strip-prefix: 'true'}"), ""),
+            (mapping("a", "{rouse.dev/host: '*.com'}"), wildcard_of_all.as_str()),
+            (mapping("a", "{rouse.dev/host: '*.default.svc.cluster.local'}"), not_local.as_str()),
+            (
+                mapping("a.b", "{rouse.dev/path-prefix: a}"),
+                "invalid value: a: metadata.annotations.rouse.dev/path-prefix\nit must begin with /",
+            ),
+            (
+                mapping("a.b", "{rouse.dev/strip-prefix: 'true'}"),
+                "invalid value: true: metadata.annotations.rouse.dev/strip-prefix\nit needs rouse.dev/path-prefix with a prefix other than /",
+            ),
+            (
+                mapping("a.b", "{rouse.dev/path-prefix: /a, rouse.dev/strip-prefix: 'yes'}"),
+                "invalid value: yes: metadata.annotations.rouse.dev/strip-prefix\nuse true or false",
+            ),
         ],
     );
 }

@@ -638,11 +638,14 @@ pub(super) fn table(machine: &ControllerStateMachine) -> RouteTable {
     crate::decide::machine::tests::route_table(machine).unwrap_or_default()
 }
 
-/// Returns the hosts that more than one service has.
+/// Returns the hosts that more than one service has. Those with path rules are followed by their prefixes.
 fn hosts_with_two_services(table: &RouteTable) -> Vec<String> {
+    let host = |it: &common::wire::MappedDomain| match &it.path_rule {
+        Some(rule) => format!("{}{}", it.host, rule.prefix),
+        None => it.host.clone(),
+    };
     let of = |it: &common::wire::ServiceEntry| {
-        let domains =
-            it.gateway_rules.iter().flat_map(|it| &it.mapped_domains).map(|it| it.host.clone());
+        let domains = it.gateway_rules.iter().flat_map(|it| &it.mapped_domains).map(host);
         it.hosts.iter().cloned().chain(domains).collect::<Vec<_>>()
     };
     let mut seen = BTreeSet::new();

@@ -1,0 +1,3 @@
+module bench.rouse.dev/gateway
+
+go 1.24

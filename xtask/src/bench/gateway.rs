@@ -1,0 +1,120 @@
+//! Shell: the activator as a gateway, beside nginx, HAProxy, Envoy and Go's ReverseProxy, each on one core.
+
+mod peers;
+mod rows;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use self::rows::{CASES, GatewayBenchOutput};
+use super::{BenchArgs, report::BenchRow};
+use crate::{
+    setup::{self, SetupPurpose},
+    sh,
+    workspace::CargoWorkspace,
+};
+
+/// Arguments for the bench `gateway` alone.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct GatewayBenchArgs {
+    /// Cases of the bench gateway, joined by commas; all when none is named
+    #[arg(long, value_delimiter = ',', value_name = "CASE")]
+    cases: Vec<String>,
+    /// Program of an earlier commit, whose gateway is measured as well, as `old`
+    #[arg(long, value_name = "FILE")]
+    old: Option<PathBuf>,
+}
+
+impl GatewayBenchArgs {
+    /// Checks the arguments. `is_chosen`: the bench will run.
+    pub(super) fn check(&self, is_chosen: bool) -> Result<()> {
+        if let Some(name) = self.cases.iter().find(|name| !CASES.contains(&name.as_str())) {
+            bail!("the bench gateway has no case `{name}`; it has {}", CASES.join(", "));
+        }
+        if !is_chosen && (!self.cases.is_empty() || self.old.is_some()) {
+            bail!("--cases and --old are for the bench gateway: name it as well");
+        }
+        Ok(())
+    }
+}
+
+/// Programs and settings of the bench.
+#[derive(Debug)]
+pub(super) struct GatewayBenchContext {
+    rouse: PathBuf,
+    old: Option<PathBuf>,
+    envoy: PathBuf,
+    go_proxy: PathBuf,
+    cases: Vec<String>,
+    rounds: u32,
+}
+
+impl GatewayBenchContext {
+    /// Builds the measured program, and provides the other proxies.
+    pub(super) fn build(args: &BenchArgs, workspace: &CargoWorkspace) -> Result<Self> {
+        let purposes = [SetupPurpose::Build, SetupPurpose::Bench, SetupPurpose::GatewayBench];
+        setup::prepare(&purposes, args.yes)?;
+        Ok(Self {
+            envoy: peers::envoy()?,
+            go_proxy: peers::go_proxy(workspace)?,
+            rouse: absolute_path(args.rouse_program(workspace)?)?,
+            old: args.gateway.old.clone().map(absolute_path).transpose()?,
+            cases: args.gateway.cases.clone(),
+            rounds: args.rounds,
+        })
+    }
+
+    /// Names of the cases to measure.
+    fn case_names(&self) -> Vec<&str> {
+        if self.cases.is_empty() {
+            return CASES.to_vec();
+        }
+        self.cases.iter().map(String::as_str).collect()
+    }
+}
+
+/// Absolute path of a file: cargo runs a bench in the folder of its package.
+fn absolute_path(file: PathBuf) -> Result<PathBuf> {
+    fs::canonicalize(&file).with_context(|| format!("there is no {}", file.display()))
+}
+
+/// Runs the bench. It plays the controller by the crates of Rouse, which xtask must not import, so it is a program of
+/// its own. It is optimised: the pods in it share a core with the clients.
+pub(super) fn run(context: &GatewayBenchContext) -> Result<Vec<BenchRow>> {
+    let cases = context.case_names();
+    let mut bench = sh::cargo();
+    bench.args(["bench", "--quiet", "--package", "tests", "--bench", "gateway", "--"]);
+    bench.arg("--rouse").arg(&context.rouse).arg("--envoy").arg(&context.envoy);
+    bench.arg("--go-proxy").arg(&context.go_proxy);
+    if let Some(old) = &context.old {
+        bench.arg("--old").arg(old);
+    }
+    bench.args(["--cases", &cases.join(","), "--rounds", &context.rounds.to_string()]);
+    bench.current_dir(env!("CARGO_MANIFEST_DIR")).env("RUST_LOG", "warn");
+    let text = sh::capture(&mut bench)?;
+    // Progress goes to standard error; the JSON is the last line.
+    let line = text.lines().last().context("the bench printed nothing")?;
+    let output: GatewayBenchOutput =
+        serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
+    output.rows(&cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_without_the_bench_and_unknown_cases_are_refused() {
+        let args = |cases: &[&str]| GatewayBenchArgs {
+            cases: cases.iter().map(ToString::to_string).collect(),
+            old: None,
+        };
+        assert!(args(&["h1_c64", "bulk"]).check(true).is_ok());
+        assert!(args(&[]).check(false).is_ok());
+        let unnamed = args(&["bulk"]).check(false).unwrap_err().to_string();
+        assert_eq!(unnamed, "--cases and --old are for the bench gateway: name it as well");
+        let unknown = args(&["h3_c64"]).check(true).unwrap_err().to_string();
+        assert!(unknown.starts_with("the bench gateway has no case `h3_c64`; it has h1_c1, "));
+    }
+}
