@@ -314,3 +314,23 @@ async fn a_passthrough_host_that_goes_has_no_certificate_and_then_a_handshake() 
         assert_received(&mut client, expected).await;
     }
 }
+
+#[tokio::test]
+async fn a_wildcard_passes_tls_of_the_names_below_it_through() {
+    let mut fixture = start_with_port(unused_port()).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    fixture.apply_change(|table| {
+        let rules = passthrough_rules("*.db.example");
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+    });
+    let refused: &[u8] = &[0x15, 3, 3, 0, 2, 2, 112];
+    for (host, expected) in [
+        ("a.db.example", &b"220 ready\n"[..]),
+        ("db.example", refused),
+        ("a.b.db.example", refused),
+    ] {
+        let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+        client.write_all(&client_hello(host)).await.unwrap();
+        assert_received(&mut client, expected).await;
+    }
+}

@@ -114,4 +114,9 @@ fn a_host_that_passes_tls_through_is_not_where_an_earlier_release_looks() {
     assert_eq!((hosts, message.guarded_domains.len()), (vec!["a.example"], 0));
     assert_eq!(message.passthrough_domains.len(), 1);
     assert_eq!(GatewayRules::try_from(message), Ok(rules(all)));
+    let path_rule = Some(PathRule::default());
+    let below = MappedDomain { passes_tls: true, path_rule, ..domain("*.db.example", None) };
+    let message = raw::Ingress::from(rules(vec![below.clone()]));
+    assert_eq!((message.ruled_domains.len(), message.passthrough_domains.len()), (0, 1));
+    assert_eq!(GatewayRules::try_from(message), Ok(rules(vec![below])));
 }

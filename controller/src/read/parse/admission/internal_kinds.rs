@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::{HstsPolicy, is_secret_name};
+use common::wire::{HstsPolicy, PathPrefix, is_secret_name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
@@ -152,9 +152,18 @@ fn check_tls_passthrough(annotations: &BTreeMap<String, String>, problems: &mut 
     if value != key::TLS_PASSTHROUGH {
         let problem = Problem::invalid(at(key::TLS), value);
         problems.push(problem.with_details("use passthrough"));
-    } else if let Some(ca) = annotations.get(key::CLIENT_CA) {
+        return;
+    }
+    if let Some(ca) = annotations.get(key::CLIENT_CA) {
         let problem = Problem::invalid(at(key::CLIENT_CA), ca);
         problems.push(problem.with_details("TLS is passed through, so the server has to ask"));
+    }
+    // A prefix that is none has a problem already.
+    let prefix = annotations.get(key::PATH_PREFIX);
+    let has_paths = |it: &&String| PathPrefix::parse(it).is_ok_and(|it| it != PathPrefix::ALL);
+    if let Some(prefix) = prefix.filter(has_paths) {
+        let problem = Problem::invalid(at(key::PATH_PREFIX), prefix);
+        problems.push(problem.with_details("TLS is passed through, so the gateway reads no paths"));
     }
 }
 

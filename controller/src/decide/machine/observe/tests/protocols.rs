@@ -159,3 +159,36 @@ fn a_domain_passes_tls_through_to_raw_tcp_only() {
     let closed = "False ResolveFailed: The gateway cannot ask for client certificates in TLS that it passes through";
     assert_eq!((resolved(&api_server), hosts(&api_server)), (closed.to_owned(), vec![]));
 }
+
+#[test]
+fn a_host_that_passes_tls_through_has_no_paths() {
+    let mut api_server = FakeApiServer::new();
+    let domain = "db.shop.test";
+    api_server.claim_domain(domain, NAMESPACE);
+    let mut passthrough = json!({key::TLS: key::TLS_PASSTHROUGH});
+    map_with(&mut api_server, domain, passthrough.clone());
+    apply_with_protocol(&mut api_server, "hello:v1", "tcp", json!({}));
+    let resolved = |api_server: &FakeApiServer, mapping: &str| {
+        api_server.condition(ResourceKind::DomainMapping, mapping, "ReferenceResolved")
+    };
+    let hosts = |api_server: &FakeApiServer| -> Vec<String> {
+        let rules = api_server.table().services[&name("hello")].gateway_rules.clone();
+        let domains = rules.into_iter().flat_map(|it| it.mapped_domains);
+        domains.map(|it| format!("{} {}", it.host, it.path_rule.is_some())).collect()
+    };
+    assert_eq!(hosts(&api_server), ["db.shop.test false"]);
+    let of_path = json!({key::HOST: domain, key::PATH_PREFIX: "/a"});
+    map_with(&mut api_server, "path", of_path);
+    let refused = "False ResolveFailed: TLS of db.shop.test cannot be passed through, since DomainMapping \"default/path\" has a path prefix of it: the gateway reads no paths there";
+    assert_eq!((resolved(&api_server, domain), hosts(&api_server)), (refused.to_owned(), vec![]));
+    api_server.delete_as_user(ResourceKind::DomainMapping, "path");
+    assert_eq!(resolved(&api_server, domain), "True : ");
+    assert_eq!(hosts(&api_server), ["db.shop.test false"]);
+    // Hosts below a wildcard are found by its rule, which is for all paths.
+    passthrough[key::HOST] = json!("*.db.shop.test");
+    map_with(&mut api_server, "below", passthrough);
+    assert_eq!(resolved(&api_server, "below"), "True : ");
+    let mut all = hosts(&api_server);
+    all.sort();
+    assert_eq!(all, ["*.db.shop.test true", "db.shop.test false"]);
+}
