@@ -271,9 +271,20 @@ pub struct MappedDomain {
     pub hsts: Option<HstsPolicy>,
     /// Paths that the mapping serves. `None`: it has the host for itself, and the host has no wildcard.
     pub path_rule: Option<PathRule>,
-    /// True if TLS of the host is passed through: the gateway reads the name of the ClientHello only, and each connection
-    /// is raw TCP for the service. The path rule is that of all paths then, or `None`.
-    pub passes_tls: bool,
+    /// Protocol of the host's clients. With raw TCP the path rule is that of all paths, or `None`.
+    pub protocol: DomainProtocol,
+}
+
+/// Protocol of the clients of a host, as the gateway treats it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DomainProtocol {
+    /// Clients send requests of HTTP.
+    #[default]
+    Http,
+    /// Each connection is raw TCP within TLS, which the gateway ends.
+    TcpOverTls,
+    /// Each connection is raw TCP that brings TLS of its own. The gateway reads the name of the ClientHello only.
+    TlsPassthrough,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

@@ -6,9 +6,9 @@ use common::{
     fixtures::{self, certificates::TestAuthority},
     link::RouteBatch,
     wire::{
-        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, EdgeSettings, GatewayRules,
-        GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry, RouteTable,
-        RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, EdgeSettings,
+        GatewayRules, GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry,
+        RouteTable, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
     },
 };
 use futures::FutureExt as _;
@@ -52,7 +52,7 @@ fn revision_name(number: u8) -> NamespacedName {
 
 fn domain(host: String, redirects_to_https: bool) -> MappedDomain {
     MappedDomain {
-        passes_tls: false,
+        protocol: DomainProtocol::Http,
         host,
         host_rewrite: None,
         redirects_to_https,

@@ -192,7 +192,7 @@ impl ClientConnectionServer {
             client: client.ip().to_canonical(),
             idle_timeout: edge.tcp_idle_timeout.filter(|_| is_outside),
         };
-        self.forwarder.serve_tcp(stream, request, client_connection).await;
+        self.forwarder.serve_tcp(stream.into(), request, client_connection).await;
     }
 
     /// Client of a raw TCP connection from outside. `None`: the connection is refused, and is reset when it is dropped.

@@ -23,11 +23,11 @@ use crate::{
 
 /// Number of bytes that are copied at once. Both directions together hold less than the budget counts for a client
 /// connection, which has three buffers of this size over HTTP.
-const COPY_BUFFER_BYTES: usize = 8 << 10;
+pub(super) const COPY_BUFFER_BYTES: usize = 8 << 10;
 
 /// Time for which the rest of what a broken side has sent is passed on. Otherwise a receiver that reads nothing would
 /// keep the connection, and with it the pod, for as long as it likes.
-const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Error because of which a connection ended before both sides had closed it.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,23 @@ pub(crate) struct TcpRelayError {
     peer: TcpRelayPeer,
     #[source]
     source: io::Error,
+}
+
+impl TcpRelayError {
+    /// Error of the connection to the client.
+    pub(super) fn of_client(source: io::Error) -> Self {
+        Self { peer: TcpRelayPeer::Client, source }
+    }
+
+    /// Error of the connection to the pod.
+    pub(super) fn of_pod(source: io::Error) -> Self {
+        Self { peer: TcpRelayPeer::Pod, source }
+    }
+
+    /// Returns true if the pod has broken off.
+    pub(super) fn is_of_pod(&self) -> bool {
+        self.peer == TcpRelayPeer::Pod
+    }
 }
 
 /// Time at which the last bytes of a connection have passed, in either direction.
@@ -53,7 +70,7 @@ impl RelayActivity {
     }
 
     /// Records that bytes have passed now.
-    fn record(&self) {
+    pub(super) fn record(&self) {
         let elapsed = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(elapsed, Ordering::Relaxed);
     }
@@ -217,7 +234,12 @@ async fn copy_bytes(
     }
 }
 
-async fn write_all(to: &TcpStream, mut bytes: &[u8], activity: &RelayActivity) -> io::Result<()> {
+/// Writes all bytes, and records each part.
+pub(super) async fn write_all(
+    to: &TcpStream,
+    mut bytes: &[u8],
+    activity: &RelayActivity,
+) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.try_write(bytes) {
             Ok(count) => {

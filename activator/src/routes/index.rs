@@ -63,12 +63,14 @@ pub enum ActivatorListing {
 }
 
 /// Rules of a host for handshakes of TLS.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct HandshakeRules {
     /// Secret whose certificate is presented; `None`: the certificate is chosen by names.
     pub certificate: Option<NamespacedName>,
     /// Rule for certificates of clients; `None`: clients are asked for none.
     pub client_auth: Option<ClientAuth>,
+    /// Service that gets the bytes within TLS as raw TCP; `None`: they are HTTP.
+    pub tcp_service: Option<Arc<RoutedService>>,
 }
 
 impl RouteIndex {
@@ -127,8 +129,7 @@ impl RouteIndex {
 
     /// Service to which TLS of this host is passed through; the host is in lower case and without port.
     pub fn passthrough_service(&self, host: &str) -> Option<Arc<RoutedService>> {
-        let found = self.read().match_host_of_all_paths(host)?;
-        found.domain().is_some_and(|it| it.passes_tls).then_some(found.service)
+        self.read().tcp_service_of_host(host, DomainProtocol::TlsPassthrough)
     }
 
     /// Service behind a host for this path. The host is in lower case and without port.
@@ -159,13 +160,15 @@ impl RouteIndex {
     /// such a mapping there are none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
         let index = self.read();
+        let tcp_service = index.tcp_service_of_host(host, DomainProtocol::TcpOverTls);
         let Some(found) = index.match_host(host) else {
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
-            return HandshakeRules { certificate, client_auth };
+            return HandshakeRules { certificate, client_auth, tcp_service };
         };
         let rules = found.domain().map(|it| HandshakeRules {
             certificate: it.certificate.clone(),
             client_auth: it.client_auth.clone(),
+            tcp_service,
         });
         rules.unwrap_or_default()
     }

@@ -157,7 +157,7 @@ fn ruled_domains(
 mod tests {
     use std::time::Instant;
 
-    use common::wire::{ConnectionPath, GatewayRules, PathPrefix};
+    use common::wire::{ConnectionPath, DomainProtocol, GatewayRules, PathPrefix};
 
     use super::*;
 
@@ -171,7 +171,7 @@ mod tests {
             client_auth: None,
             hsts: None,
             path_rule: Some(PathRule { prefix, strips_prefix: false }),
-            passes_tls: false,
+            protocol: DomainProtocol::Http,
         }
     }
 

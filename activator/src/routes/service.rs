@@ -3,8 +3,8 @@
 use std::{borrow::Cow, num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
-    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, HttpChallenge, MappedDomain,
-    NamespacedName, PathPrefix, PathRule, TagRouting,
+    AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, GatewayRules, HttpChallenge,
+    MappedDomain, NamespacedName, PathPrefix, PathRule, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -116,7 +116,8 @@ impl RoutedService {
 
     /// Number of hosts whose TLS is passed through to the service.
     pub(crate) fn passthrough_hosts(&self) -> usize {
-        self.domains().iter().filter(|it| it.passes_tls).count()
+        let is_passed = |it: &&MappedDomain| it.protocol == DomainProtocol::TlsPassthrough;
+        self.domains().iter().filter(is_passed).count()
     }
 
     pub(crate) fn challenges(&self) -> &[HttpChallenge] {

@@ -9,8 +9,8 @@ use std::{
 };
 
 use common::wire::{
-    AllowedSources, AppProtocol, EdgeSettings, GatewayRules, MappedDomain, NamespacedName,
-    PathRule, RouteTable, ServiceEntry,
+    AllowedSources, AppProtocol, DomainProtocol, EdgeSettings, GatewayRules, MappedDomain,
+    NamespacedName, PathRule, RouteTable, ServiceEntry,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -256,7 +256,7 @@ fn passthrough_rules(host: &str) -> GatewayRules {
         hsts: None,
         // A host below a wildcard is found by its rule.
         path_rule: host.starts_with("*.").then(PathRule::default),
-        passes_tls: true,
+        protocol: DomainProtocol::TlsPassthrough,
     };
     GatewayRules { mapped_domains: vec![domain], ..GatewayRules::default() }
 }

@@ -39,4 +39,5 @@ mod tls;
 mod tls_client;
 mod tls_matrix;
 mod tls_policies;
+mod tls_tcp;
 mod websockets;

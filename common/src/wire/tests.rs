@@ -190,7 +190,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
         Some(TagRouting::ServeTag("b".into())),
     ] {
         let domain = |host_rewrite: Option<String>| MappedDomain {
-            passes_tls: false,
+            protocol: DomainProtocol::Http,
             host: "a.example".into(),
             redirects_to_https: true,
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),

@@ -1,4 +1,4 @@
-//! Shell: connections of TLS whose host passes it through: they are raw TCP for the service of the host.
+//! Shell: connections of TLS that are raw TCP for the service of their host: TLS is passed through, or ends here.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
         connections::{ClientConnection, ConnectionProtocol},
     },
     entrypoint::Entrypoint,
-    requests::forwarder::tcp::TcpRequest,
+    requests::forwarder::tcp::{TcpClientStream, TcpRequest},
     routes::service::RoutedService,
     tls::client_hello::{ClientHelloStep, MAX_CLIENT_HELLO_BYTES, read_client_hello},
 };
@@ -26,8 +26,8 @@ const FIRST_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 impl ClientConnectionServer {
-    /// Serves a connection of TLS until its end if its host passes TLS through. Otherwise completes the handshake.
-    /// `None`: the connection has ended.
+    /// Serves a connection of TLS until its end if it is raw TCP for its host. For a host of HTTP, only completes the
+    /// handshake. `None`: the connection has ended.
     pub(super) async fn serve_tls(
         &self,
         stream: TcpStream,
@@ -36,8 +36,16 @@ impl ClientConnectionServer {
         client_connection: &Arc<ClientConnection>,
         edge: &EdgeSettings,
     ) -> Option<AcceptedStream> {
-        let Some(service) = self.find_passthrough_service(&stream).await else {
-            return self.accept_tls(stream, client, client_connection).await;
+        let passthrough_service = self.find_passthrough_service(&stream).await;
+        let (service, stream) = match passthrough_service {
+            Some(service) => (service, TcpClientStream::from(stream)),
+            None => {
+                let accepted = self.accept_tls(stream, client, client_connection).await?;
+                match accepted.tcp_service {
+                    Some(service) => (service, TcpClientStream::over_tls(accepted.stream)?),
+                    None => return Some(accepted.stream),
+                }
+            }
         };
         let _request_guard = client_connection.start_request();
         client_connection.set_protocol(ConnectionProtocol::Tcp);

@@ -168,9 +168,15 @@ impl RouteIndexState {
         Some(ServiceMatch { service: Arc::clone(service), domain_index })
     }
 
-    /// Service behind a host, if one rule is for all of its paths. A handshake shows no path.
-    pub(super) fn match_host_of_all_paths(&self, host: &str) -> Option<ServiceMatch> {
-        self.match_host(host).or_else(|| self.ruled_hosts.find_only_rule(host))
+    /// Service of raw TCP behind a host whose clients speak `protocol`. A handshake shows no path, so a rule of the host
+    /// must be the only one.
+    pub(super) fn tcp_service_of_host(
+        &self,
+        host: &str,
+        protocol: DomainProtocol,
+    ) -> Option<Arc<RoutedService>> {
+        let found = self.match_host(host).or_else(|| self.ruled_hosts.find_only_rule(host))?;
+        found.domain().is_some_and(|it| it.protocol == protocol).then_some(found.service)
     }
 
     fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {

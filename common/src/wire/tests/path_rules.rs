@@ -11,7 +11,7 @@ fn domain(host: &str, path_rule: Option<PathRule>) -> MappedDomain {
         client_auth: None,
         hsts: None,
         path_rule,
-        passes_tls: false,
+        protocol: DomainProtocol::Http,
     }
 }
 

@@ -3,8 +3,9 @@
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{
-    self, AppProtocol, ClientComponent, ConnectionPath, GatewayRules, MappedDomain, NamespacedName,
-    PodEntry, RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+    self, AppProtocol, ClientComponent, ConnectionPath, DomainProtocol, GatewayRules, MappedDomain,
+    NamespacedName, PodEntry, RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry,
+    TagRouting,
 };
 use tracing::debug;
 
@@ -307,7 +308,7 @@ fn gateway_rules(
                 client_auth: None,
                 hsts: None,
                 path_rule: None,
-                passes_tls: false,
+                protocol: DomainProtocol::Http,
             }),
         }
     }
@@ -321,8 +322,8 @@ fn gateway_rules(
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
-/// Returns the rules of a name that serves raw TCP: its domains whose TLS is passed through, and its gateway port, which
-/// only a Route's own name may have.
+/// Returns the rules of a name that serves raw TCP: its domains, challenges for their certificates, and its gateway port,
+/// which only a Route's own name may have.
 fn tcp_gateway_rules(
     allocation: &RouteNameAllocation,
     app: &AppState,
@@ -335,8 +336,10 @@ fn tcp_gateway_rules(
         None => gateway_ports::owned_port(app, name, cluster),
         Some(_) => None,
     };
+    let mapped_domains = domain_mappings::mapped_domains(cluster, &service, true);
     let rules = GatewayRules {
-        mapped_domains: domain_mappings::mapped_domains(cluster, &service, true),
+        challenges: challenges(allocation, app, name, &mapped_domains, cluster),
+        mapped_domains,
         gateway_port,
         ..GatewayRules::default()
     };
