@@ -114,7 +114,10 @@ impl RouteIndex {
 
     /// Service behind a gateway port.
     pub fn service_by_gateway_port(&self, port: u16) -> Option<Arc<RoutedService>> {
-        self.read().by_gateway_port.get(&port).cloned()
+        let index = self.read();
+        let mut claimants = index.by_gateway_port.range((port, NamespacedName::EMPTY)..);
+        let ((found, _), service) = claimants.next()?;
+        (*found == port).then(|| Arc::clone(service))
     }
 
     /// Service behind a host that has no path rules. The host is in lower case and without port.
@@ -263,7 +266,7 @@ impl RouteIndex {
 
     /// Gateway ports that should be open.
     pub fn gateway_ports(&self) -> BTreeSet<u16> {
-        self.read().by_gateway_port.keys().copied().collect()
+        self.read().by_gateway_port.keys().map(|(port, _)| *port).collect()
     }
 
     /// Number of services and number of pods.

@@ -125,6 +125,44 @@ async fn a_port_that_moves_leads_new_connections_to_its_next_service() {
     }
 }
 
+/// The controller lists each port once. Should a table list one twice, each activator chooses the same service.
+#[tokio::test]
+async fn a_port_that_is_listed_twice_has_one_owner_in_any_order() {
+    let port = unused_port();
+    let mut fixture = start_with_port(port).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    let other = NamespacedName::new("default", "zz-other");
+    let own_port = unused_port();
+    fixture.apply_change(|table| {
+        let entry = ServiceEntry {
+            name: other.clone(),
+            hosts: Vec::new(),
+            targets: Vec::new(),
+            ..hello_service(own_port)
+        };
+        table.services.insert(other.clone(), entry);
+        set_gateway_port(table, &other, Some(port));
+    });
+    assert_served(&mut connect(port).await).await;
+    let owner = |fixture: &ActivatorFixture| {
+        let routes = &fixture.activator.forwarder.routes;
+        routes.service_by_gateway_port(port).map(|it| it.name.name.to_string())
+    };
+    let first = Some(service().name.to_string());
+    // Each one is listed again as the last.
+    for name in [service(), other.clone()] {
+        for listed in [None, Some(port)] {
+            fixture.apply_change(|table| set_gateway_port(table, &name, listed));
+        }
+        assert_eq!(owner(&fixture), first);
+    }
+    fixture.apply_change(|table| set_gateway_port(table, &service(), None));
+    assert_eq!(owner(&fixture).as_deref(), Some("zz-other"));
+    fixture.apply_change(|table| set_gateway_port(table, &other, None));
+    assert_eq!(owner(&fixture), None);
+    wait_until(|| !is_open(port)).await;
+}
+
 /// A client that sends HTTP to a gateway port must not reach anything by its Host.
 #[tokio::test]
 async fn bytes_of_http_are_not_read() {

@@ -35,7 +35,8 @@ pub(super) struct RouteIndexState {
     pub(super) services: HashSet<NameIndexEntry<RoutedService>>,
     pub(super) by_port: HashMap<u16, Arc<RoutedService>>,
     /// Services by their gateway port; few have one.
-    pub(super) by_gateway_port: BTreeMap<u16, Arc<RoutedService>>,
+    /// Should a table list one twice, the service that is first by name has it, as a host.
+    pub(super) by_gateway_port: BTreeMap<(u16, NamespacedName), Arc<RoutedService>>,
     pub(super) by_host: HashSet<HostIndexEntry>,
     /// Number of hosts whose TLS is passed through.
     pub(super) passthrough_hosts: usize,
@@ -102,7 +103,7 @@ impl RouteIndexState {
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
         if let Some(port) = service.gateway_port() {
-            self.by_gateway_port.insert(port, Arc::clone(&service));
+            self.by_gateway_port.insert((port, service.name.clone()), Arc::clone(&service));
         }
         for host_index in 0..service.hosts.len() + service.domains().len() {
             if service.nth_path_rule(host_index).is_none() {
@@ -127,10 +128,8 @@ impl RouteIndexState {
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
         }
-        if let Some(port) = old.gateway_port()
-            && self.by_gateway_port.get(&port).is_some_and(|it| Arc::ptr_eq(it, &old))
-        {
-            self.by_gateway_port.remove(&port);
+        if let Some(port) = old.gateway_port() {
+            self.by_gateway_port.remove(&(port, old.name.clone()));
         }
         for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
