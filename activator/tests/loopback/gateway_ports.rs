@@ -372,3 +372,25 @@ async fn a_wildcard_passes_tls_of_the_names_below_it_through() {
         assert_received(&mut client, expected).await;
     }
 }
+
+/// The look at the ClientHello takes time of the handshake.
+#[tokio::test]
+async fn half_a_client_hello_ends_at_the_deadline_of_handshakes() {
+    let most = Duration::from_secs(60);
+    let mut fixture = ActivatorFixture::with(|config| {
+        config.tls_handshake_timeout_ms = 60_000;
+    })
+    .await;
+    fixture.apply_change(|table| {
+        let rules = passthrough_rules("db.example");
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+    });
+    let hello = client_hello("db.example");
+    let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+    client.write_all(&hello[..20]).await.unwrap();
+    wait_until(|| fixture.metric("rouse_activator_client_connections") == 1.0).await;
+    let clock = PausedClock::start_paused();
+    clock.advance(most + Duration::from_secs(1)).await;
+    let late = "rouse_activator_tls_handshakes_total{result=\"timeout\"}";
+    clock.until(|| fixture.metric(late) == 1.0).await;
+}

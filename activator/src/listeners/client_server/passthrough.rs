@@ -36,11 +36,13 @@ impl ClientConnectionServer {
         client_connection: &Arc<ClientConnection>,
         edge: &EdgeSettings,
     ) -> Option<AcceptedStream> {
-        let passthrough_service = self.find_passthrough_service(&stream).await;
+        // One deadline bounds the look at the ClientHello and the handshake.
+        let deadline = Instant::now() + self.connections.budget.handshake_timeout;
+        let passthrough_service = self.find_passthrough_service(&stream, deadline).await;
         let (service, stream) = match passthrough_service {
             Some(service) => (service, TcpClientStream::from(stream)),
             None => {
-                let accepted = self.accept_tls(stream, client, client_connection).await?;
+                let accepted = self.accept_tls(stream, client, client_connection, deadline).await?;
                 match accepted.tcp_service {
                     Some(service) => (service, TcpClientStream::over_tls(accepted.stream)?),
                     None => return Some(accepted.stream),
@@ -61,12 +63,15 @@ impl ClientConnectionServer {
 
     /// Service to which TLS of the client's host is passed through. The bytes of the client stay in the kernel, so that the
     /// pod gets them. `None` also if no ClientHello comes in time: the handshake then ends the connection.
-    async fn find_passthrough_service(&self, stream: &TcpStream) -> Option<Arc<RoutedService>> {
+    async fn find_passthrough_service(
+        &self,
+        stream: &TcpStream,
+        deadline: Instant,
+    ) -> Option<Arc<RoutedService>> {
         // Most installations have no such host, and pay nothing for it.
         if !self.forwarder.routes.has_passthrough_hosts() {
             return None;
         }
-        let deadline = Instant::now() + self.connections.budget.handshake_timeout;
         let host = tokio::select! {
             biased;
             host = timeout_at(deadline, peek_host(stream)) => host.ok()??,

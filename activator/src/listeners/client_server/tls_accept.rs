@@ -100,16 +100,16 @@ impl ClientConnectionServer {
     /// Completes the handshake of a client, and registers at `connection` what the client has shown if its host asks
     /// for that. `None`: the handshake has failed, and the connection is closed.
     ///
-    /// One deadline bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
+    /// `deadline` bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
     /// the bound on all connections.
     pub(super) async fn accept_tls(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
         connection: &ClientConnection,
+        deadline: Instant,
     ) -> Option<AcceptedTls> {
         let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
-        let deadline = Instant::now() + self.connections.budget.handshake_timeout;
         let error = match timeout_at(deadline, self.run_handshake(stream, connection)).await {
             Ok(Ok(accepted)) => {
                 guard.result = Some(HandshakeResult::Complete);
