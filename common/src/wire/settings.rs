@@ -93,8 +93,8 @@ pub struct EdgeSettings {
     pub hsts: Option<HstsPolicy>,
     /// Versions and ciphers of TLS with clients.
     pub tls: TlsSettings,
-    /// Idle deadline: a connection to a gateway port that passes no byte for so long is reset; `None`: never. Sent in
-    /// whole milliseconds.
+    /// Idle deadline: a connection of raw TCP from outside that passes no byte for so long is reset; `None`: never. Sent
+    /// in whole milliseconds.
     pub tcp_idle_timeout: Option<Duration>,
 }
 

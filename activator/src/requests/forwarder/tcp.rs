@@ -1,7 +1,7 @@
 //! Shell: a raw TCP connection, from its accept to its end. It is one request for the service of its port.
 //!
-//! The port is the service's own one at the activators, or its gateway port. With TLS it is that of the gateway, where the
-//! host of the handshake names the service.
+//! The port is the service's own one at the activators, or its gateway port. At the gateway's port of TLS, the host of
+//! the handshake names the service.
 //!
 //! It waits for a pod as a request of HTTP does, with the same bounds and timeouts. Nothing is read meanwhile, so a
 //! failed dial can be repeated, and the server may speak first. A failure has no response, so the client gets a reset.
