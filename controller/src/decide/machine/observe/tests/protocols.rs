@@ -234,3 +234,27 @@ fn a_domain_with_a_certificate_leads_to_raw_tcp() {
     apply_with_protocol(&mut api_server, "hello:v2", "http1", json!({}));
     assert_eq!(mapped(&api_server), ["db.shop.test Http Some(\"default/db\") false"]);
 }
+
+/// The server behind it has the certificate of a host whose TLS is passed through.
+#[test]
+fn a_certificate_is_requested_for_tls_that_ends_at_the_gateway_only() {
+    let mut api_server = FakeApiServer::new();
+    api_server.set_config_map("config-network", json!({"external-domain-tls": "Enabled"}));
+    let domain = "db.shop.test";
+    api_server.claim_domain(domain, NAMESPACE);
+    apply_with_protocol(&mut api_server, "hello:v1", "tcp", json!({}));
+    let condition = |api_server: &FakeApiServer, condition_type: &str| {
+        api_server.condition(ResourceKind::DomainMapping, domain, condition_type)
+    };
+    let passthrough = json!({key::TLS: key::TLS_PASSTHROUGH});
+    for (annotations, is_requested) in
+        [(passthrough.clone(), false), (json!({}), true), (passthrough, false)]
+    {
+        map_with(&mut api_server, domain, annotations);
+        assert_eq!(condition(&api_server, "ReferenceResolved"), "True : ");
+        let requested = api_server.names(ResourceKind::RequestedCertificate);
+        assert_eq!(requested.contains(&name(domain)), is_requested);
+        let provisioned = condition(&api_server, "CertificateProvisioned");
+        assert_eq!(provisioned.contains("TLS is passed through"), !is_requested, "{provisioned}");
+    }
+}
