@@ -240,6 +240,9 @@ pub struct GatewayRules {
     /// Hosts that no wildcard covers, of whatever service: DomainMappings of their own have them, in force or not. A
     /// service lists those below its own wildcards, each once.
     pub reserved_hosts: Vec<String>,
+    /// Gateway port: each connection to this port of the gateway is raw TCP for the service. No other service of the
+    /// table has it. `None`: the service has none.
+    pub gateway_port: Option<NonZeroU16>,
 }
 
 /// HTTP-01 challenge, by which an authority checks a host before it issues a certificate (RFC 8555, section 8.3).
@@ -271,6 +274,20 @@ pub struct MappedDomain {
     pub hsts: Option<HstsPolicy>,
     /// Paths that the mapping serves. `None`: it has the host for itself, and the host has no wildcard.
     pub path_rule: Option<PathRule>,
+    /// Protocol of the host's clients. With raw TCP the path rule is that of all paths, or `None`.
+    pub protocol: DomainProtocol,
+}
+
+/// Protocol of the clients of a host, as the gateway treats it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DomainProtocol {
+    /// Clients send requests of HTTP.
+    #[default]
+    Http,
+    /// Each connection is raw TCP within TLS, which the gateway ends.
+    TcpOverTls,
+    /// Each connection is raw TCP that brings TLS of its own. The gateway reads the name of the ClientHello only.
+    TlsPassthrough,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

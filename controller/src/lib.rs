@@ -199,6 +199,7 @@ fn loading_runtime(
         system_namespace: cluster.system_namespace.clone(),
         own_pod_name: cluster.pod.clone(),
         fixed_activators: Vec::new(),
+        opened_gateway_ports: None,
         ..config.to_settings(String::new(), scale_policy::ScalePolicyConfig::default())
     };
     // The holder of the Lease is the leader; no replica is one before it holds the Lease.

@@ -11,6 +11,7 @@ mod deletion;
 mod error_conditions;
 mod examples;
 mod faults;
+mod gateway_ports;
 mod install;
 mod installation_rounds;
 mod ip_families;

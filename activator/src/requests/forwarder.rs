@@ -33,7 +33,7 @@ use crate::{
 
 mod forwarding;
 mod routing;
-mod tcp;
+pub mod tcp;
 
 use tcp::TcpForwarding;
 

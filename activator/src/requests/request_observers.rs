@@ -252,6 +252,7 @@ impl RequestObservation {
             Entrypoint::Service(_) => "service",
             Entrypoint::Internal => "internal_gateway",
             Entrypoint::External => "gateway",
+            Entrypoint::GatewayPort(_) => "gateway_port",
         };
         span.attributes = vec![
             text_attribute("http.request.method", self.method),

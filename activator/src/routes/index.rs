@@ -63,12 +63,14 @@ pub enum ActivatorListing {
 }
 
 /// Rules of a host for handshakes of TLS.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct HandshakeRules {
     /// Secret whose certificate is presented; `None`: the certificate is chosen by names.
     pub certificate: Option<NamespacedName>,
     /// Rule for certificates of clients; `None`: clients are asked for none.
     pub client_auth: Option<ClientAuth>,
+    /// Service that gets the bytes within TLS as raw TCP; `None`: they are HTTP.
+    pub tcp_service: Option<Arc<RoutedService>>,
 }
 
 impl RouteIndex {
@@ -97,6 +99,7 @@ impl RouteIndex {
     ) -> Result<Option<ServiceMatch>, HostPathError> {
         let service = match rule {
             MatchRule::OwnPort(port) => self.service_by_port(*port),
+            MatchRule::GatewayPort(port) => self.service_by_gateway_port(*port),
             MatchRule::ServiceName(name) => self.service_by_name(name),
             MatchRule::RevisionName(name) => self.service_for_revision(name),
             MatchRule::Host(host) => return self.match_host_path(host, path),
@@ -109,9 +112,27 @@ impl RouteIndex {
         self.read().by_port.get(&port).cloned()
     }
 
+    /// Service behind a gateway port.
+    pub fn service_by_gateway_port(&self, port: u16) -> Option<Arc<RoutedService>> {
+        let index = self.read();
+        let mut claimants = index.by_gateway_port.range((port, NamespacedName::EMPTY)..);
+        let ((found, _), service) = claimants.next()?;
+        (*found == port).then(|| Arc::clone(service))
+    }
+
     /// Service behind a host that has no path rules. The host is in lower case and without port.
     pub fn match_host(&self, host: &str) -> Option<ServiceMatch> {
         self.read().match_host(host)
+    }
+
+    /// Returns true if TLS of any host is passed through.
+    pub fn has_passthrough_hosts(&self) -> bool {
+        self.read().passthrough_hosts > 0
+    }
+
+    /// Service to which TLS of this host is passed through; the host is in lower case and without port.
+    pub fn passthrough_service(&self, host: &str) -> Option<Arc<RoutedService>> {
+        self.read().tcp_service_of_host(host, DomainProtocol::TlsPassthrough)
     }
 
     /// Service behind a host for this path. The host is in lower case and without port.
@@ -143,13 +164,15 @@ impl RouteIndex {
     /// such a mapping there are none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
         let index = self.read();
+        let tcp_service = index.tcp_service_of_host(host, DomainProtocol::TcpOverTls);
         let Some(found) = index.match_host(host) else {
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
-            return HandshakeRules { certificate, client_auth };
+            return HandshakeRules { certificate, client_auth, tcp_service };
         };
         let rules = found.domain().map(|it| HandshakeRules {
             certificate: it.certificate.clone(),
             client_auth: it.client_auth.clone(),
+            tcp_service,
         });
         rules.unwrap_or_default()
     }
@@ -240,6 +263,11 @@ impl RouteIndex {
     /// Ports that should be open.
     pub fn ports(&self) -> BTreeSet<u16> {
         self.read().by_port.keys().copied().collect()
+    }
+
+    /// Gateway ports that should be open.
+    pub fn gateway_ports(&self) -> BTreeSet<u16> {
+        self.read().by_gateway_port.keys().map(|(port, _)| *port).collect()
     }
 
     /// Number of services and number of pods.

@@ -105,6 +105,12 @@ impl RuledHosts {
         Some(rules.get(prefix)?.first()?.service_match())
     }
 
+    /// Finds the service of a host that has one rule, which is for all of its paths.
+    pub(crate) fn find_only_rule(&self, host: &str) -> Option<ServiceMatch> {
+        let rules = self.rules_of(host)?;
+        Some(rules.get("").filter(|_| rules.len() == 1)?.first()?.service_match())
+    }
+
     /// Certificate and rule for client certificates that the host has for handshakes, whose path is not known yet.
     ///
     /// The controller gives all rules of a host the same. While it changes them one after the other, the first prefix
@@ -167,7 +173,7 @@ fn ruled_domains(
 mod tests {
     use std::time::Instant;
 
-    use common::wire::{ConnectionPath, GatewayRules, PathPrefix};
+    use common::wire::{ConnectionPath, DomainProtocol, GatewayRules, PathPrefix};
 
     use super::*;
 
@@ -181,6 +187,7 @@ mod tests {
             client_auth: None,
             hsts: None,
             path_rule: Some(PathRule { prefix, strips_prefix: false }),
+            protocol: DomainProtocol::Http,
         }
     }
 

@@ -3,8 +3,8 @@
 use std::{borrow::Cow, num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
-    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, HttpChallenge, MappedDomain,
-    NamespacedName, PathPrefix, PathRule, TagRouting,
+    AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, GatewayRules, HttpChallenge,
+    MappedDomain, NamespacedName, PathPrefix, PathRule, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -90,6 +90,16 @@ impl RoutedService {
         Some(is_tcp(first) && known.all(is_tcp))
     }
 
+    /// Gateway port, whose connections are raw TCP for the service. `None`: it has none.
+    pub fn gateway_port(&self) -> Option<u16> {
+        self.gateway_rules.as_ref()?.gateway_port.map(NonZeroU16::get)
+    }
+
+    /// Ports that are open for the service.
+    pub(crate) fn open_ports(&self) -> OpenPorts {
+        OpenPorts { activator_port: self.port, gateway_port: self.gateway_port() }
+    }
+
     /// Name of the Kubernetes Service, without the port of a scaled one.
     pub fn kubernetes_name(&self) -> SmolStr {
         self.name.split_port().map_or_else(|| self.name.name.clone(), |(service, _)| service.name)
@@ -102,6 +112,12 @@ impl RoutedService {
 
     pub(crate) fn domains(&self) -> &[MappedDomain] {
         self.gateway_rules.as_ref().map_or(&[], |it| &it.mapped_domains)
+    }
+
+    /// Number of hosts whose TLS is passed through to the service.
+    pub(crate) fn passthrough_hosts(&self) -> usize {
+        let is_passed = |it: &&MappedDomain| it.protocol == DomainProtocol::TlsPassthrough;
+        self.domains().iter().filter(is_passed).count()
     }
 
     pub(crate) fn challenges(&self) -> &[HttpChallenge] {
@@ -132,6 +148,15 @@ impl RoutedService {
         let own = self.hosts.get(at).map(AsRef::as_ref);
         own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
     }
+}
+
+/// Ports that are open for a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenPorts {
+    /// Own port of the service at the activators.
+    pub(crate) activator_port: u16,
+    /// Gateway port of the service.
+    pub(crate) gateway_port: Option<u16>,
 }
 
 /// Protocol of the connections to a port of the activator.

@@ -4,8 +4,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{
-    GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix, PathRule, RouteTag,
-    RouteTarget, TagRouting,
+    DomainProtocol, GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix,
+    PathRule, RouteTag, RouteTarget, TagRouting,
 };
 use http::Request;
 
@@ -32,6 +32,7 @@ fn set_gateway_rules(fixture: &mut ActivatorFixture, rules: GatewayRules) {
 
 fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host: host.into(),
         host_rewrite: rewrite.map(Into::into),
         redirects_to_https: false,

@@ -9,6 +9,7 @@ mod debug_pages;
 mod failure_responses;
 mod faults;
 mod forward;
+mod gateway_ports;
 #[path = "../h2c/mod.rs"]
 mod h2c;
 #[path = "../harness/mod.rs"]
@@ -38,4 +39,5 @@ mod tls;
 mod tls_client;
 mod tls_matrix;
 mod tls_policies;
+mod tls_tcp;
 mod websockets;

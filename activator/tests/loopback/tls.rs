@@ -6,7 +6,10 @@ use std::{io, num::NonZeroU16, sync::Arc, time::Duration};
 use activator::{ActivatorConfig, ActivatorError};
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
-    wire::{EdgeSettings, GatewayRules, MappedDomain, NamespacedName, PathPrefix, PathRule},
+    wire::{
+        DomainProtocol, EdgeSettings, GatewayRules, MappedDomain, NamespacedName, PathPrefix,
+        PathRule,
+    },
 };
 use http::Request;
 use rustls::{
@@ -127,6 +130,7 @@ async fn alpn_selects_the_version() {
 
 fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host: host.to_owned(),
         host_rewrite: None,
         redirects_to_https: false,

@@ -18,6 +18,7 @@ pub mod client_cas;
 mod conditions;
 pub mod domain_mappings;
 mod drain;
+pub(crate) mod gateway_ports;
 mod gradual_rollout;
 pub mod host_certificates;
 mod pod_resizes;
@@ -196,6 +197,9 @@ fn run_pass(
         pod_resizes::update_resizes(revision, &context);
     }
     conditions::update_route(app, name, cluster, now, timer);
+    if app.route.is_some() {
+        gateway_ports::update_condition(app, name, cluster, now);
+    }
     conditions::update_service(app, name, now);
 }
 

@@ -294,5 +294,9 @@ fn with_placeholder<T>(
         activator_port: Some(allocation.activator_port),
         serves_tcp: plan::serves_tcp(app, owner, allocation.tag.as_deref(), cluster),
         affinity: placeholder_affinity(cluster, owner, allocation),
+        gateway_port: match allocation.tag {
+            None => plan::gateway_ports::owned_port(app, owner, cluster),
+            Some(_) => None,
+        },
     }))
 }

@@ -371,7 +371,9 @@ fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeC
             // Knative's severities: conditions with one do not count for `Ready`.
             severity: match kind {
                 ConditionType::RevisionActive | ConditionType::RevisionStandby => "Info".into(),
-                ConditionType::RevisionAnnotations => "Warning".into(),
+                ConditionType::RevisionAnnotations | ConditionType::RouteGatewayPort => {
+                    "Warning".into()
+                }
                 _ => String::new(),
             },
             last_transition_time: since.rfc3339(),

@@ -256,6 +256,7 @@ impl ApiServerFixture {
             activator_port: Some(20_000),
             serves_tcp: false,
             affinity: None,
+            gateway_port: None,
         })
     }
 }

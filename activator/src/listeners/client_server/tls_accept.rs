@@ -21,7 +21,7 @@ use crate::{
     },
     edge::client_certificate::describe_certificate,
     metrics::{HandshakeResult, TlsMetrics},
-    routes::index::HandshakeRules,
+    routes::{index::HandshakeRules, service::RoutedService},
 };
 
 /// Alert `unrecognized_name` (RFC 6066 §3).
@@ -76,6 +76,14 @@ impl HandshakeError {
     }
 }
 
+/// Stream whose handshake is complete, with what its host is for.
+#[derive(Debug)]
+pub(super) struct AcceptedTls {
+    pub(super) stream: AcceptedStream,
+    /// Service that gets the bytes as raw TCP; `None`: they are HTTP.
+    pub(super) tcp_service: Option<Arc<RoutedService>>,
+}
+
 /// Guard that counts a handshake once. One that is dropped before its end was closed in favour of other connections.
 struct HandshakeGuard<'a> {
     metrics: &'a TlsMetrics,
@@ -92,20 +100,20 @@ impl ClientConnectionServer {
     /// Completes the handshake of a client, and registers at `connection` what the client has shown if its host asks
     /// for that. `None`: the handshake has failed, and the connection is closed.
     ///
-    /// One deadline bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
+    /// `deadline` bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
     /// the bound on all connections.
     pub(super) async fn accept_tls(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
         connection: &ClientConnection,
-    ) -> Option<AcceptedStream> {
+        deadline: Instant,
+    ) -> Option<AcceptedTls> {
         let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
-        let deadline = Instant::now() + self.connections.budget.handshake_timeout;
         let error = match timeout_at(deadline, self.run_handshake(stream, connection)).await {
-            Ok(Ok(stream)) => {
+            Ok(Ok(accepted)) => {
                 guard.result = Some(HandshakeResult::Complete);
-                return Some(stream);
+                return Some(accepted);
             }
             Ok(Err(error)) => error,
             Err(_late) => HandshakeError::Io(io::ErrorKind::TimedOut.into()),
@@ -126,16 +134,27 @@ impl ClientConnectionServer {
         &self,
         stream: TcpStream,
         connection: &ClientConnection,
-    ) -> Result<AcceptedStream, HandshakeError> {
+    ) -> Result<AcceptedTls, HandshakeError> {
         // Methods of HTTP begin with a capital letter, and no message of TLS does.
         if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
             return Err(HandshakeError::PlainHttp(stream));
         }
         let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
         let name = start.client_hello().server_name().map(normalize_name);
+        let routes = &self.forwarder.routes;
+        if let Some(name) = name.as_ref().filter(|it| routes.passthrough_service(it).is_some()) {
+            // The table did not name it so when the ClientHello was looked at, or it came too late. The certificate of
+            // another host would be a wrong answer.
+            let error = HandshakeError::NoCertificate(name.clone());
+            let mut stream = start.io;
+            let _ = stream.write_all(&alert_record(&error)).await;
+            return Err(error);
+        }
         let rules = name.as_deref().map(|it| self.forwarder.routes.handshake_rules(it));
         let rules = rules.unwrap_or_default();
         let config = match self.choose_config(&rules, name.as_deref()) {
+            // The gateway knows no protocol of the pod's, and must not choose HTTP for it.
+            Ok(config) if rules.tcp_service.is_some() => without_alpn(&config),
             Ok(config) => config,
             Err(error) => {
                 let mut stream = start.io;
@@ -154,7 +173,7 @@ impl ClientConnectionServer {
             let host = name.unwrap_or_default().into();
             connection.set_client_auth_result(ClientAuthResult { host, client_auth, certificate });
         }
-        Ok(AcceptedStream::from(stream))
+        Ok(AcceptedTls { stream: stream.into(), tcp_service: rules.tcp_service })
     }
 
     /// Chooses the settings of a handshake for a client that asks for this name. Without the authorities that its host
@@ -197,6 +216,13 @@ impl ClientConnectionServer {
         }
         Ok(first[0])
     }
+}
+
+/// Settings of a handshake that selects no protocol, whatever the client offers.
+fn without_alpn(config: &ServerConfig) -> Arc<ServerConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols.clear();
+    Arc::new(config)
 }
 
 /// Record with the fatal alert for a handshake that ends before the activator has sent anything. Clients of every

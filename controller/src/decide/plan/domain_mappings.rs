@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use common::wire::{MappedDomain, NamespacedName, PathPrefix, PathRule, wildcard_suffix};
+use common::wire::{DomainProtocol, MappedDomain, NamespacedName, PathPrefix, wildcard_suffix};
 
-use super::{client_cas, host_certificates, routes};
+use super::{client_cas, host_certificates, requested_certificates::mapping_certificate, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
     DomainMappingState, DomainSpec, UnixMillis,
@@ -207,6 +207,66 @@ fn target_serves_tcp(cluster: &ClusterState, mapping: &DomainMappingState) -> bo
     target.is_some_and(|it| routes::serves_tcp(app, &route, it.tag.as_deref(), cluster))
 }
 
+/// Returns the status of `ReferenceResolved` as far as the protocol of the target decides it.
+fn protocol_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> ConditionStatus {
+    let serves_tcp = target_serves_tcp(cluster, mapping);
+    match protocol_fault(cluster, name, mapping, serves_tcp) {
+        None => ConditionStatus::True(None),
+        Some(message) => ConditionStatus::False(ConditionReason::new("ResolveFailed", message)),
+    }
+}
+
+/// Returns the reason for which the host of a mapping cannot lead to a target that serves raw TCP, or HTTP. HTTP names a
+/// host; with raw TCP only the handshake of TLS does, which shows no path.
+fn protocol_fault(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+    serves_tcp: bool,
+) -> Option<String> {
+    let target = format!("{} {:?}", mapping.target_resource, mapping.target.name);
+    let (domains, host) = (&cluster.domains, &mapping.domain.host);
+    match (serves_tcp, mapping.passes_tls) {
+        (false, false) => return None,
+        (false, true) => {
+            let rule = "TLS is passed through to raw TCP only";
+            return Some(format!("{target} speaks HTTP, and {rule}"));
+        }
+        // A demand that the gateway cannot make must open no host.
+        (true, true) if domains.client_auth_lead(&name.namespace, host).is_some() => {
+            let text =
+                "The gateway cannot ask for client certificates in TLS that it passes through";
+            return Some(text.to_owned());
+        }
+        (true, false) if !has_certificate(cluster, name, mapping) => {
+            let rule = "has a domain only within TLS: set spec.tls, or rouse.dev/tls: passthrough";
+            return Some(format!("{target} speaks raw TCP, which {rule}"));
+        }
+        (true, _) => {}
+    }
+    let all = domains.mappings_of_host(&name.namespace, host);
+    let (ruled, _) = all.into_iter().find(|(_, it)| it.domain.prefix != PathPrefix::ALL)?;
+    Some(format!(
+        "{target} speaks raw TCP, which has no paths, and DomainMapping \"{ruled}\" has a path \
+         prefix of {host}"
+    ))
+}
+
+/// Returns true if a mapping's host has a certificate of its own: one that a mapping of the host names, or one that is
+/// requested.
+fn has_certificate(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> bool {
+    let named = cluster.domains.certificate_lead(&name.namespace, &mapping.domain.host);
+    named.is_some() || mapping_certificate(cluster, name, mapping).is_some()
+}
+
 /// Sets all conditions of a mapping.
 pub fn update_conditions(
     cluster: &ClusterState,
@@ -221,16 +281,7 @@ pub fn update_conditions(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
         )),
-        Ok(_) if target_serves_tcp(cluster, mapping) => {
-            ConditionStatus::False(ConditionReason::new(
-                "ResolveFailed",
-                format!(
-                    "{} {:?} speaks raw TCP, and only HTTP names a domain",
-                    mapping.target_resource, mapping.target.name
-                ),
-            ))
-        }
-        Ok(_) => ConditionStatus::True(None),
+        Ok(_) => protocol_status(cluster, name, mapping),
     };
     let certificate = tls_status(cluster, name, mapping, now);
     let claimed = claimed_status(cluster, name, mapping);
@@ -257,24 +308,29 @@ pub fn update_conditions(
     conditions.set(ConditionType::DomainReady, ready, now);
 }
 
-/// Returns the domains mapped to the service of this name, in order.
+/// Returns the domains mapped to the service of this name, in order. `serves_tcp`: the service is one of raw TCP.
 pub(super) fn mapped_domains(
     cluster: &ClusterState,
     service: &NamespacedName,
+    serves_tcp: bool,
 ) -> Vec<MappedDomain> {
     let all = cluster.domains.mappings_by_target.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
         // The target's own host may equal the domain: the Route has it already, and needs no second entry. But a rule
-        // for clients counts on that host too, which the Route would serve to all.
+        // for clients counts on that host too, which the Route would serve to all. With raw TCP, the Route has none.
         host_owner(cluster, &mapping.domain.host).is_some_and(|it| match it.claimant {
             NameClaimant::Mapping(_) => true,
-            NameClaimant::Route(_) => it.service == mapping.target && mapping.client_auth.is_some(),
+            NameClaimant::Route(_) => {
+                it.service == mapping.target && (mapping.client_auth.is_some() || serves_tcp)
+            }
         }) && matches!(claimed_status(cluster, name, mapping), ConditionStatus::True(_))
             && resolve_target(cluster, name, mapping).is_ok()
             && client_auth_conflict(cluster, name, mapping).is_none()
+            && protocol_fault(cluster, name, mapping, serves_tcp).is_none()
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
-    mappings.filter(in_force).map(|(name, it)| mapped_domain(cluster, name, it)).collect()
+    let mapped = |(name, it)| mapped_domain(cluster, name, it, serves_tcp);
+    mappings.filter(in_force).map(mapped).collect()
 }
 
 /// Returns the hosts below the wildcards of these domains that DomainMappings have by their exact name, in order. Such
@@ -305,6 +361,7 @@ fn mapped_domain(
     cluster: &ClusterState,
     name: &NamespacedName,
     mapping: &DomainMappingState,
+    serves_tcp: bool,
 ) -> MappedDomain {
     let (domains, domain, namespace) = (&cluster.domains, &mapping.domain, &name.namespace);
     let certificate = match domains.certificate_lead(namespace, &domain.host) {
@@ -316,13 +373,21 @@ fn mapped_domain(
     };
     let client_auth = client_auth_lead(cluster, namespace, &domain.host)
         .and_then(|(_, lead)| client_cas::client_auth(namespace, lead));
+    // A mapping of HTTP that passes TLS through has a fault.
+    let protocol = match (serves_tcp, mapping.passes_tls) {
+        (false, _) => DomainProtocol::Http,
+        (true, false) => DomainProtocol::TcpOverTls,
+        (true, true) => DomainProtocol::TlsPassthrough,
+    };
+    let is_redirected = routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster);
     MappedDomain {
         host: domain.host.to_string(),
         host_rewrite: None,
-        redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
+        redirects_to_https: is_redirected && !serves_tcp,
         certificate,
         client_auth,
         hsts: mapping.hsts.clone(),
         path_rule: path_rule(cluster, namespace, domain),
+        protocol,
     }
 }

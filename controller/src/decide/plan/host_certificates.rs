@@ -26,6 +26,9 @@ const PRIVATE_NAMES: &str = "TLS is not enabled for cluster-local";
 /// Reason of a mapping's `CertificateProvisioned` if its host has a wildcard.
 const WILDCARD_HOST: &str =
     "no certificate is requested for a host with a wildcard: name a Secret in spec.tls";
+/// Reason of a mapping's `CertificateProvisioned` if TLS of its host is passed through.
+const PASSED_TLS: &str =
+    "no certificate is requested for a host whose TLS is passed through: its server has one";
 /// End of messages while cert-manager is missing.
 const NO_CERT_MANAGER: &str = " cert-manager is not installed.";
 
@@ -253,6 +256,8 @@ fn unrequested_status(
     let has_secret = cluster.domains.certificate_lead(&name.namespace, host).is_some();
     if has_secret || mapping.is_terminating || !is_mapping_enabled(cluster, mapping) {
         ConditionStatus::True(Some(ConditionReason::NO_TLS))
+    } else if mapping.passes_tls {
+        ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", PASSED_TLS)))
     } else if wildcard_suffix(host).is_some() {
         ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", WILDCARD_HOST)))
     } else {

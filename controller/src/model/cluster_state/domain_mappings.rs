@@ -190,6 +190,8 @@ pub struct DomainMappingState {
     pub served_client_ca: Option<Box<str>>,
     /// `Strict-Transport-Security` of the domain, where the object sets it.
     pub hsts: Option<HstsPolicy>,
+    /// True if TLS of the domain is passed through to a service of raw TCP.
+    pub passes_tls: bool,
     /// Handling of external plain HTTP, where the object sets it.
     pub http_protocol: Option<Box<str>>,
     /// Conditions of the DomainMapping's status.

@@ -6,7 +6,10 @@ use common::wire::{ActivatorEntry, NamespacedName};
 use datapath::abi::ACTIVATOR_PORTS;
 
 use super::ClusterIpSource;
-use crate::model::{config_maps::Configs, scale_policy::ScalePolicyConfig};
+use crate::model::{
+    config_maps::{Configs, port_ranges::PortRanges},
+    scale_policy::ScalePolicyConfig,
+};
 
 /// Settings that hold for all apps.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +42,9 @@ pub struct ControllerSettings {
     pub activator_port_range: (u16, u16),
     /// Activators of the local node.
     pub fixed_activators: Vec<ActivatorEntry>,
+    /// Gateway ports that are open from the start, on the local node; services may have no others. `None`: activators
+    /// open those that services have, and `config-network` has the permitted ones.
+    pub opened_gateway_ports: Option<PortRanges>,
 }
 
 impl Default for ControllerSettings {
@@ -58,6 +64,7 @@ impl Default for ControllerSettings {
             cluster_ip_prefix_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
             activator_port_range: ACTIVATOR_PORTS.into(),
             fixed_activators: Vec::new(),
+            opened_gateway_ports: None,
         }
     }
 }

@@ -15,8 +15,9 @@ use super::{
     ConfigMapSettings,
     go_template::{GoTemplate, TemplateValues},
     keys::ConfigMapReader,
+    port_ranges::PortRanges,
 };
-use crate::model::go_values::parse_bool;
+use crate::model::go_values::{GoDuration, parse_bool, parse_duration};
 
 /// Knative's template of a public host name (`DefaultDomainTemplate`); always used for private ones.
 pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
@@ -31,6 +32,8 @@ pub(super) const NO_DOMAIN_TYPE: &str =
     "namespace-wildcard-cert-selector of config-network chooses namespaces with one certificate";
 /// Texts that Go parses as false.
 pub(super) const FALSE_TEXTS: [&str; 3] = ["false", "f", "0"];
+/// Lowest idle deadline of raw TCP from outside.
+const MIN_TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Fields that a domain template may use.
 const DOMAIN_FIELDS: [&str; 5] = ["Name", "Namespace", "Domain", "Annotations", "Labels"];
 /// Fields that a tag template may use.
@@ -78,8 +81,12 @@ pub struct NetworkConfig {
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
     /// redirects to HTTPS, default that of the activator; `rouse.dev.hsts`, `Strict-Transport-Security`, default none;
     /// `rouse.dev.tls-min-version`, default 1.2; `rouse.dev.tls-ciphers`, IANA names separated by commas, default all.
-    /// Its `certificates` are empty here.
+    /// `rouse.dev.tcp-idle-timeout`, the idle deadline of raw TCP from outside, default none. Its `certificates` are
+    /// empty here.
     pub edge: EdgeSettings,
+    /// `rouse.dev.gateway-ports`, Rouse's own: gateway ports that services may have, as ports and ranges separated by
+    /// commas. Default none.
+    pub gateway_ports: PortRanges,
 }
 
 impl Default for NetworkConfig {
@@ -97,6 +104,7 @@ impl Default for NetworkConfig {
             certificate_class: CERT_MANAGER_CLASS.into(),
             wildcard_namespaces: None,
             edge: EdgeSettings::default(),
+            gateway_ports: PortRanges::default(),
         }
     }
 }
@@ -130,6 +138,7 @@ impl ConfigMapSettings for NetworkConfig {
         it.certificate_class = read_certificate_class(keys);
         it.wildcard_namespaces = read_wildcard_selector(keys);
         it.edge = read_edge_settings(keys);
+        it.gateway_ports = read_gateway_ports(keys);
         it
     }
 }
@@ -418,7 +427,32 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     it.https_port = read_https_port(keys);
     it.hsts = read_hsts(keys);
     it.tls = read_tls(keys);
+    it.tcp_idle_timeout = read_tcp_idle_timeout(keys);
     it
+}
+
+/// Reads the idle deadline of raw TCP from outside. 0 and an empty text mean none.
+fn read_tcp_idle_timeout(keys: &mut ConfigMapReader<'_>) -> Option<Duration> {
+    let key = "rouse.dev.tcp-idle-timeout";
+    let text = keys.get(key).map(str::trim).filter(|it| !it.is_empty())?;
+    match parse_duration(text) {
+        Ok(GoDuration(0)) => None,
+        // Less would end connections between two messages of usual clients.
+        Ok(span) if span.to_duration() >= MIN_TCP_IDLE_TIMEOUT => Some(span.to_duration()),
+        Ok(_) | Err(_) => {
+            keys.add_error(format!("{key} = {text:?}, must be 0, or 1s or more"));
+            None
+        }
+    }
+}
+
+fn read_gateway_ports(keys: &mut ConfigMapReader<'_>) -> PortRanges {
+    let key = "rouse.dev.gateway-ports";
+    let ports = PortRanges::parse(split_list(keys, key));
+    ports.unwrap_or_else(|entry| {
+        keys.add_error(format!("{key} has {entry:?}, must be ports and ranges: 5432,6000-6100"));
+        PortRanges::default()
+    })
 }
 
 /// Entries of a key, separated by commas or white space.

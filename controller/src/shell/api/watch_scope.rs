@@ -473,6 +473,7 @@ mod tests {
             activator_port: Some(20_007),
             serves_tcp: true,
             affinity: Some(std::time::Duration::from_secs(60)),
+            gateway_port: None,
         };
         let made = placeholder_service(&placeholder).body;
         let mut kept = made.clone();

@@ -97,6 +97,7 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     activator_port: Some(20_007),
     serves_tcp: false,
     affinity: None,
+    gateway_port: None,
 };
 
 static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);

@@ -45,7 +45,9 @@ fn every_key_is_followed() {
                 min_version: TlsMinVersion::Tls13,
                 ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
             },
+            tcp_idle_timeout: Some(Duration::from_secs(3600)),
         },
+        gateway_ports: PortRanges::parse(["5432", "6000-6100"]).unwrap(),
     };
     let read = map(&[
         ("rouse.dev.trusted-proxies", "10.1.2.3/8, 192.0.2.7,\nfd00::/8"),
@@ -57,6 +59,8 @@ fn every_key_is_followed() {
         ("rouse.dev.hsts", " max-age=31536000; includeSubDomains "),
         ("rouse.dev.tls-min-version", "1.3"),
         ("rouse.dev.tls-ciphers", "TLS_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
+        ("rouse.dev.tcp-idle-timeout", " 1h "),
+        ("rouse.dev.gateway-ports", "5432, 6000-6100"),
         ("external-domain-tls", "Enabled"),
         ("certificate-class", "x.example.com"),
         ("namespace-wildcard-cert-selector", "{}"),
@@ -69,6 +73,20 @@ fn every_key_is_followed() {
         ("rouse.dev.path", "activator"),
     ]);
     assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
+}
+
+#[test]
+fn ports_and_the_idle_deadline_of_raw_tcp_have_bounds() {
+    let idle = |text| map(&[("rouse.dev.tcp-idle-timeout", text)]);
+    for off in ["", "0", "0s"] {
+        assert_eq!(idle(off).unwrap().value, NetworkConfig::default(), "{off:?}");
+    }
+    for bad in ["-1s", "999ms", "5", "soon"] {
+        let error = idle(bad).unwrap_err();
+        assert!(error.contains("must be 0, or 1s or more"), "{error}");
+    }
+    let error = map(&[("rouse.dev.gateway-ports", "5432,70000")]).unwrap_err();
+    assert!(error.contains("rouse.dev.gateway-ports has \"70000\""), "{error}");
 }
 
 #[test]
