@@ -13,7 +13,7 @@ use std::{
 use common::{
     link::RouteBatch,
     service_routing::NodeTopology,
-    wire::{ClientAuth, ConnectionPath, NamespacedName, RouteChange, RouteKey},
+    wire::{ClientAuth, ConnectionPath, DomainProtocol, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
 

@@ -9,8 +9,8 @@ use std::{
 
 use activator::telemetry::request_rows::RowLabels;
 use common::wire::{
-    GatewayRules, MappedDomain, OtlpCollector, OtlpProtocol, PathRule, RequestMetricsSettings,
-    SamplingRate, TelemetrySettings, TraceSettings,
+    DomainProtocol, GatewayRules, MappedDomain, OtlpCollector, OtlpProtocol, PathRule,
+    RequestMetricsSettings, SamplingRate, TelemetrySettings, TraceSettings,
 };
 use opentelemetry_proto::tonic::{
     collector::{

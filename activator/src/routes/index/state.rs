@@ -11,7 +11,9 @@ use std::{
 use common::{
     link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
-    wire::{self, HttpChallenge, NamespacedName, RouteChange, RouteKey, RoutingPhase},
+    wire::{
+        self, DomainProtocol, HttpChallenge, NamespacedName, RouteChange, RouteKey, RoutingPhase,
+    },
 };
 use prometheus_client::metrics::counter::Counter;
 use smol_str::SmolStr;

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use common::wire::{DomainProtocol, MappedDomain, NamespacedName, PathPrefix, wildcard_suffix};
+use common::wire::{
+    DomainProtocol, MappedDomain, NamespacedName, PathPrefix, PathRule, wildcard_suffix,
+};
 
 use super::{client_cas, host_certificates, requested_certificates::mapping_certificate, routes};
 use crate::model::cluster_state::{
@@ -237,7 +239,7 @@ fn protocol_fault(
             return Some(format!("{target} speaks HTTP, and {rule}"));
         }
         // A demand that the gateway cannot make must open no host.
-        (true, true) if domains.client_auth_lead(&name.namespace, host).is_some() => {
+        (true, true) if client_auth_lead(cluster, &name.namespace, host).is_some() => {
             let text =
                 "The gateway cannot ask for client certificates in TLS that it passes through";
             return Some(text.to_owned());
