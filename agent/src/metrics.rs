@@ -83,6 +83,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) cluster_services_refused: Gauge,
     /// Stale connections that were closed.
     pub(crate) connections_closed: Counter,
+    /// Those of them that were closed because the pod's node reported the end of a response.
+    pub(crate) connections_closed_by_report: Counter,
     /// Times that a stale connection was due but turned out to be in use.
     pub(crate) connections_spared: Counter,
     /// Connected UDP sockets that were ended, because their endpoint had left its Service.
@@ -150,6 +152,7 @@ impl AgentMetrics {
             services_refused: Gauge::default(),
             cluster_services_refused: Gauge::default(),
             connections_closed: Counter::default(),
+            connections_closed_by_report: Counter::default(),
             connections_spared: Counter::default(),
             udp_sockets_ended: Counter::default(),
             tcp_sockets_ended: Counter::default(),
@@ -213,6 +216,9 @@ impl AgentMetrics {
         registry.register("cluster_services_refused", help, self.cluster_services_refused.clone());
         let help = "Stale connections closed, so that their clients connect again";
         registry.register("connections_ended", help, self.connections_closed.clone());
+        let help = "Stale connections closed because the pod's node reported the end of a response";
+        let closed_by_report = self.connections_closed_by_report.clone();
+        registry.register("connections_ended_by_report", help, closed_by_report);
         let help = "Stale connections not closed, because they were in use again";
         registry.register("connections_spared", help, self.connections_spared.clone());
         let help = "UDP sockets ended, because their endpoint had left its Service";

@@ -33,9 +33,9 @@ use crate::{
 const BROKEN_CLIENT_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Client within TLS, which both directions use. They are polled by one task, so the lock is always free.
-struct TlsClient(Mutex<AcceptedStream>);
+struct TlsRelayClient(Mutex<AcceptedStream>);
 
-impl TlsClient {
+impl TlsRelayClient {
     fn stream(&self) -> MutexGuard<'_, AcceptedStream> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +91,7 @@ pub(crate) async fn relay_tls(
     pod: &TcpStream,
     activity: &RelayActivity,
 ) -> Result<(), TcpRelayError> {
-    let client = TlsClient(Mutex::new(client));
+    let client = TlsRelayClient(Mutex::new(client));
     let pod_is_broken = AtomicBool::new(false);
     let up = copy_to_pod(&client, pod, activity);
     let down = async {
@@ -141,7 +141,7 @@ pub(crate) async fn relay_tls(
 
 /// Passes the client's bytes on until it ends them.
 async fn copy_to_pod(
-    client: &TlsClient,
+    client: &TlsRelayClient,
     pod: &TcpStream,
     activity: &RelayActivity,
 ) -> Result<(), TcpRelayError> {
@@ -162,7 +162,7 @@ async fn copy_to_pod(
 /// Passes the pod's bytes on until it closes its half.
 async fn copy_to_client(
     pod: &TcpStream,
-    client: &TlsClient,
+    client: &TlsRelayClient,
     activity: &RelayActivity,
 ) -> Result<(), TcpRelayError> {
     loop {

@@ -234,6 +234,7 @@ impl WatchRound {
         let outcomes = self.closer.clone().close_at_positions(due.clone()).await;
         let closed = outcomes.values().filter(|it| **it == PositionOutcome::Closed).count() as u64;
         self.metrics.connections_closed.inc_by(closed);
+        self.metrics.connections_closed_by_report.inc_by(closed);
         debug!(pod = %self.pod, tried = due.len(), ended = closed, "idle connections closed");
         closes.record(Instant::now(), begun.elapsed(), &due, &outcomes);
     }
