@@ -15,7 +15,9 @@ use std::{
 
 use common::{
     link::RouteChanges,
-    wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
+    wire::{
+        self, AppProtocol, ConnectionPath, LOCAL_TLS_PORT, NamespacedName, RouteKey, RoutingPhase,
+    },
 };
 use datapath::{
     abi::{self, FrontendKey},
@@ -59,6 +61,8 @@ struct PlannerService {
     activator_port: NonZeroU16,
     /// True for a port of a scaled Service: each pod has its own port for it.
     uses_pod_ports: bool,
+    /// True if connects to the port of https inside the cluster go to the activators.
+    serves_local_tls: bool,
     /// Time for which a client keeps its pod after its last connect, in seconds; 0: not at all.
     affinity_seconds: u32,
     /// Number of the Revision whose pods new connections go directly to.
@@ -148,7 +152,7 @@ impl PlannerTable {
     /// Returns the frontends of a service of the RouteTable.
     pub(super) fn frontend_keys(&self, service_number: u32) -> Vec<FrontendKey> {
         let service = self.services.get(service_number);
-        service.addresses.iter().map(|&address| tcp_frontend(address, service.port)).collect()
+        service.own_frontends().chain(service.local_tls_frontends()).collect()
     }
 
     /// Returns the name of a service.
@@ -185,6 +189,8 @@ impl PlannerTable {
             port: entry.port,
             activator_port: entry.activator_port,
             uses_pod_ports: entry.uses_pod_ports,
+            // A port of the service's own is led as the entry says.
+            serves_local_tls: entry.serves_local_tls && entry.port != LOCAL_TLS_PORT,
             affinity_seconds: entry.affinity.map_or(0, affinity_seconds),
             direct_revision,
         };
@@ -308,13 +314,14 @@ impl PlannerTable {
     ///
     /// An IPv6 client reaches pods without an IPv6 address through activators, because each of its sockets can reach
     /// those. It uses mapped addresses of pods only if no activator has an IPv6 address.
+    ///
+    /// Connects to the port of https always go to activators, at the same port there: pods speak no TLS.
     fn desired_routed_lists(
         &self,
         service_number: u32,
         locals: &BTreeMap<String, KernelPodIds>,
     ) -> Vec<(FrontendKey, DesiredBackendList)> {
         let service = self.services.get(service_number);
-        let port_be = service.activator_port.get().to_be();
         let mapped = !self.has_ipv6_activator();
         let each = service.addresses.iter().map(|&address| {
             let pods = self.hinted_pods(service, address.is_ipv6(), mapped);
@@ -330,17 +337,30 @@ impl PlannerTable {
                 0 => RoutingMode::PickBackend,
                 _ => RoutingMode::PickWithAffinity,
             };
-            // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
-            let uses_ipv6 = address.is_ipv6() && self.has_ipv6_activator();
-            let activators = if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
-            let list = DesiredBackendList {
-                mode,
-                info: SvcInfo { activators, affinity_seconds: service.affinity_seconds, port_be },
-                backends,
-            };
+            let list =
+                DesiredBackendList { mode, info: self.activator_info(service, address), backends };
             (tcp_frontend(address, service.port), list)
         });
-        each.collect()
+        let local_tls = service.local_tls_addresses().map(|address| {
+            let list = DesiredBackendList {
+                mode: RoutingMode::Activator,
+                info: self.activator_info(service, address),
+                backends: Vec::new(),
+            };
+            (tcp_frontend(address, LOCAL_TLS_PORT), list)
+        });
+        each.chain(local_tls).collect()
+    }
+
+    /// Returns the way to the activators from an address of a service.
+    fn activator_info(&self, service: &PlannerService, address: IpAddr) -> SvcInfo {
+        // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
+        let uses_ipv6 = address.is_ipv6() && self.has_ipv6_activator();
+        SvcInfo {
+            activators: if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 },
+            affinity_seconds: service.affinity_seconds,
+            port_be: service.activator_port.get().to_be(),
+        }
     }
 
     /// Iterates over the pods of a Revision that connects from this node may go to, by uid.
@@ -374,6 +394,28 @@ impl PlannerTable {
         if has_defaults && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }
+    }
+}
+
+impl PlannerService {
+    /// Iterates over the frontends at the service's own port.
+    fn own_frontends(&self) -> impl Iterator<Item = FrontendKey> {
+        self.addresses.iter().map(|&address| tcp_frontend(address, self.port))
+    }
+
+    /// Iterates over the addresses that serve https inside the cluster.
+    fn local_tls_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().copied().filter(|_| self.serves_local_tls)
+    }
+
+    /// Iterates over the frontends of https inside the cluster, whose connects always go to activators.
+    fn local_tls_frontends(&self) -> impl Iterator<Item = FrontendKey> {
+        self.local_tls_addresses().map(|address| tcp_frontend(address, LOCAL_TLS_PORT))
+    }
+
+    /// Returns true for a frontend of https inside the cluster, if the service has the frontend.
+    fn is_local_tls(&self, key: &FrontendKey) -> bool {
+        self.serves_local_tls && key.port_be == LOCAL_TLS_PORT.get().to_be()
     }
 }
 
