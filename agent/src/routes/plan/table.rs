@@ -6,6 +6,7 @@
 mod facts;
 mod hints;
 mod planner_pod;
+mod planner_service;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,7 +26,7 @@ use datapath::{
 };
 use smol_str::SmolStr;
 
-use self::planner_pod::PlannerPod;
+use self::{planner_pod::PlannerPod, planner_service::PlannerService};
 use super::{
     DesiredBackendList,
     cluster_services::{ClusterResource, ClusterServices, affinity_seconds},
@@ -52,21 +53,6 @@ pub struct PlannerTable {
     node_zone: SmolStr,
     /// Services of the cluster, the second source.
     pub(super) cluster: ClusterServices,
-}
-
-#[derive(Debug)]
-struct PlannerService {
-    addresses: Box<[IpAddr]>,
-    port: NonZeroU16,
-    activator_port: NonZeroU16,
-    /// True for a port of a scaled Service: each pod has its own port for it.
-    uses_pod_ports: bool,
-    /// True if connects to the port of https inside the cluster go to the activators.
-    serves_local_tls: bool,
-    /// Time for which a client keeps its pod after its last connect, in seconds; 0: not at all.
-    affinity_seconds: u32,
-    /// Number of the Revision whose pods new connections go directly to.
-    direct_revision: Option<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -394,28 +380,6 @@ impl PlannerTable {
         if has_defaults && it.services.is_empty() && it.pods.is_empty() {
             drop(self.revisions.remove(revision));
         }
-    }
-}
-
-impl PlannerService {
-    /// Iterates over the frontends at the service's own port.
-    fn own_frontends(&self) -> impl Iterator<Item = FrontendKey> {
-        self.addresses.iter().map(|&address| tcp_frontend(address, self.port))
-    }
-
-    /// Iterates over the addresses that serve https inside the cluster.
-    fn local_tls_addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.addresses.iter().copied().filter(|_| self.serves_local_tls)
-    }
-
-    /// Iterates over the frontends of https inside the cluster, whose connects always go to activators.
-    fn local_tls_frontends(&self) -> impl Iterator<Item = FrontendKey> {
-        self.local_tls_addresses().map(|address| tcp_frontend(address, LOCAL_TLS_PORT))
-    }
-
-    /// Returns true for a frontend of https inside the cluster, if the service has the frontend.
-    fn is_local_tls(&self, key: &FrontendKey) -> bool {
-        self.serves_local_tls && key.port_be == LOCAL_TLS_PORT.get().to_be()
     }
 }
 
