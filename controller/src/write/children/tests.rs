@@ -96,6 +96,7 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     route_annotations: BTreeMap::new(),
     activator_port: Some(20_007),
     serves_tcp: false,
+    serves_local_tls: false,
     affinity: None,
     gateway_port: None,
 };
