@@ -76,33 +76,27 @@ fn clients_inside_the_cluster_trust_the_published_bundle() {
 
     let url = rouse.service_url(&namespace.name, "hello");
     let address = url.trim_start_matches("http://");
-    let client = ClientPod::new(&rouse.cluster, &namespace.name, &first_node(&rouse));
+    let client = rouse.client_on("node1");
     let names = [longest.clone(), format!("hello.{}.svc", namespace.name)];
     let names = names.into_iter().chain([format!("hello.{}", namespace.name)]);
     for host in names {
         let at = (host.as_str(), address);
         let https = format!("https://{host}/");
         let status = rouse.cluster.wait(&format!("a verified response of {https}"), || {
-            curl(&client, &https, at, &authority).ok()
+            curl(client, &https, at, &authority).ok()
         });
         assert_eq!(status, "200", "{https}");
         // Plain http is served on, and not redirected.
-        let plain = curl(&client, &format!("http://{host}/"), at, &authority);
+        let plain = curl(client, &format!("http://{host}/"), at, &authority);
         assert_eq!(plain.as_deref(), Ok("200"), "{host}");
     }
     // Asleep, the request that begins with a handshake wakes the service.
     rouse.wait_asleep(&namespace.name, "hello");
     let at = (longest.as_str(), address);
-    let woken = curl(&client, &format!("https://{longest}/"), at, &authority);
+    let woken = curl(client, &format!("https://{longest}/"), at, &authority);
     assert_eq!(woken.as_deref(), Ok("200"));
     // The certificate is for this service alone.
     let foreign = ("other.default.svc", address);
-    let refused = curl(&client, "https://other.default.svc/", foreign, &authority);
+    let refused = curl(client, "https://other.default.svc/", foreign, &authority);
     assert!(refused.is_err(), "{refused:?}");
-}
-
-/// Returns the name of a node.
-fn first_node(rouse: &RouseCluster) -> String {
-    let nodes = rouse.cluster.get(&["nodes"]);
-    nodes["items"][0]["metadata"]["name"].as_str().expect("a node").to_owned()
 }
