@@ -259,15 +259,15 @@ impl ControllerRuntime {
         self.named_client_cas.subscribe()
     }
 
-    /// Returns a receiver of the services whose names inside the cluster need a certificate, each with the number of its
-    /// request. A service that is made again has another number. No event may be stepped while the received set is
-    /// borrowed.
+    /// Returns a receiver of the services whose names inside the cluster need a certificate, each with the number of
+    /// its request. A service that is made again has another number. No event may be stepped while the received set
+    /// is borrowed.
     pub fn wanted_local_certificates(&self) -> watch::Receiver<BTreeMap<NamespacedName, u64>> {
         self.local_certificates.subscribe()
     }
 
-    /// Sends the named Secrets to their reader, and their numbers to the metrics, if a step has changed them. So for the
-    /// certificates that are to be signed.
+    /// Sends the named Secrets to their reader, and their numbers to the metrics, if a step has changed them. The
+    /// certificates that are to be signed go to their signer.
     fn send_named_secrets(&self, effects: &mut ControllerEffects) {
         self.metrics.set_certificates(effects);
         if let Some(names) = effects.named_secrets.take() {

@@ -51,8 +51,8 @@ impl ClientConnectionServer {
         }
     }
 
-    /// Returns the transport of a connection by the client's first byte, which stays unread. `None`: the client is gone,
-    /// or has sent nothing in time.
+    /// Returns the transport of a connection by the client's first byte, which stays unread. `None`: the client is
+    /// gone, or has sent nothing in time.
     async fn detect_transport(&self, stream: &TcpStream) -> Option<ClientTransport> {
         let head_timeout = self.connections.budget.head_timeout;
         let first = timeout(head_timeout, self.peek_first_byte(stream)).await.ok()?.ok()?;

@@ -205,8 +205,8 @@ impl ClientConnectionServer {
         ca.config(&certificate, client_auth.is_optional).map_err(HandshakeError::Settings)
     }
 
-    /// Returns the settings of a handshake for names inside the cluster. No other certificate takes the place of theirs,
-    /// since clients would not trust it.
+    /// Returns the settings of a handshake for names inside the cluster. No other certificate takes the place of
+    /// theirs, since clients would not trust it.
     fn local_config(&self, name: &NamespacedName) -> Result<Arc<ServerConfig>, HandshakeError> {
         let certificate = self.forwarder.certificates.find(name);
         let certificate =

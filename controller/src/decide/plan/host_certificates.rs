@@ -206,8 +206,8 @@ pub fn scheme_of_mapping(
     mapping_certificate(cluster, name, mapping).map(|it| scheme(&it, cluster))
 }
 
-/// Returns the status of a Route's `CertificateProvisioned`; `previous` is the present one. Names inside the cluster have
-/// certificates of their own, and the worst status counts.
+/// Returns the status of a Route's `CertificateProvisioned`; `previous` is the present one. Names inside the cluster
+/// have certificates of their own, and the worst status counts.
 pub fn route_status(
     app: &AppState,
     name: &NamespacedName,

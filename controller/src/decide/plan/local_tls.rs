@@ -1,5 +1,5 @@
-//! Pure: https for the names of services inside the cluster (`cluster-local-domain-tls`): the services that have it, the
-//! hosts of their certificates, and the condition about these.
+//! Pure: https for the names of services inside the cluster (`cluster-local-domain-tls`): the services that have it,
+//! the hosts of their certificates, and the condition about these.
 //!
 //! As in Knative, plain http is served as well, and never redirected.
 
@@ -23,8 +23,8 @@ pub fn is_enabled(cluster: &ClusterState) -> bool {
     settings.signs_local_certificates && settings.config_maps.network.cluster_local_domain_tls
 }
 
-/// Returns the scheme of URLs with names inside the cluster. It does not wait for a certificate, as this is signed within
-/// moments: the condition says when.
+/// Returns the scheme of URLs with names inside the cluster. It does not wait for a certificate, as this is signed
+/// within moments: the condition says when.
 pub fn scheme(cluster: &ClusterState) -> &'static str {
     if is_enabled(cluster) { "https" } else { "http" }
 }

@@ -69,8 +69,8 @@ impl LocalCertificateSigner {
         }
     }
 
-    /// Signs the wanted certificates, and the next ones before they expire, until `shutdown`. `is_leader` returns true if
-    /// this replica may write. Before the first one is wanted, no authority is made.
+    /// Signs the wanted certificates, and the next ones before they expire, until `shutdown`. `is_leader` returns true
+    /// if this replica may write. Before the first one is wanted, no authority is made.
     pub async fn run(mut self, is_leader: impl Fn() -> bool + Send, shutdown: CancellationToken) {
         let mut wanted = self.runtime.wanted_local_certificates();
         let mut next_refresh = Instant::now();
