@@ -78,7 +78,7 @@ impl TracedRequest {
             return Err(RequestQueryError::new("host", "", expected));
         }
         if request.is_tls && request.entrypoint != Entrypoint::External {
-            let expected = "false at this entrypoint, which has no TLS";
+            let expected = "false at this entrypoint: traces know TLS from outside only";
             return Err(RequestQueryError::new("tls", "true", expected));
         }
         Ok(request)

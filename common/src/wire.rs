@@ -223,6 +223,20 @@ pub struct ServiceEntry {
     pub uses_pod_ports: bool,
     /// Time for which a client keeps its pod after its last connect; `None`: no affinity. Sent in whole milliseconds.
     pub affinity: Option<Duration>,
+    /// True if activators serve https at [`LOCAL_TLS_PORT`] of the addresses, with the certificate of
+    /// [`local_certificate`](Self::local_certificate). Connects to that port always go to activators.
+    pub serves_local_tls: bool,
+}
+
+/// Port at which the names of a service inside the cluster serve https.
+pub const LOCAL_TLS_PORT: NonZeroU16 = NonZeroU16::new(443).expect("not zero");
+
+impl ServiceEntry {
+    /// Returns the name of the certificate for the names inside the cluster; `None`: they serve no https. It has a
+    /// port, so it is never the name of a Secret.
+    pub fn local_certificate(&self) -> Option<NamespacedName> {
+        self.serves_local_tls.then(|| self.name.with_port(LOCAL_TLS_PORT))
+    }
 }
 
 /// Gateway rules of a service beyond routing its hosts to it.

@@ -39,7 +39,10 @@ use crate::{
     },
     shell::{
         admin, api, config, grpc_services,
-        identity::{self, CertificateIssuer, authority_store::AuthorityManager},
+        identity::{
+            CertificateIssuer, authority_store::AuthorityManager, cluster_api::IdentityApiClient,
+            local_signer::LocalCertificateSigner,
+        },
         image_digests::resolver::DigestResolver,
         local_files, local_node, platform,
         runtime::ControllerRuntime,
@@ -160,6 +163,12 @@ pub async fn run_on_kubernetes(
         }
         shutdown.cancelled().await;
     };
+    let signing_local_names = async {
+        if let Some(signer) = local_signer(&config, &cluster, &platform, &shared) {
+            signer.run(|| platform.may_write(), stop()).await;
+        }
+        shutdown.cancelled().await;
+    };
     let admin = platform.extend_admin(admin::admin_state(&shared));
     let mut running = std::pin::pin!(platform.run(stop()));
     let mut has_ended = false;
@@ -176,6 +185,7 @@ pub async fn run_on_kubernetes(
         () = resolver.run(stop()) => Ok(()),
         () = resolving => Ok(()),
         () = renewing_authorities => Ok(()),
+        () = signing_local_names => Ok(()),
     };
     shutdown.cancel();
     if !has_ended {
@@ -196,6 +206,7 @@ fn loading_runtime(
     let settings = ControllerSettings {
         platform: PlatformKind::Kubernetes,
         cluster_domain: cluster.cluster_domain.clone(),
+        signs_local_certificates: config.serves_tls(),
         system_namespace: cluster.system_namespace.clone(),
         own_pod_name: cluster.pod.clone(),
         fixed_activators: Vec::new(),
@@ -231,19 +242,30 @@ fn certificate_services(
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
     let identity =
         CertificateIdentity::new(Component::Controller, &config.node, &cluster.pod, &cluster.pod)?;
-    let authority_store =
-        identity::cluster_api::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
+    let authority_store = IdentityApiClient::new(platform.client(), &cluster.system_namespace);
     let authority_store = Arc::new(authority_store);
-    let authority_manager = AuthorityManager::new(
-        Arc::<identity::cluster_api::IdentityApiClient>::clone(&authority_store),
-        identity,
-    );
+    let authority_manager =
+        AuthorityManager::new(Arc::<IdentityApiClient>::clone(&authority_store), identity);
     let issuer = CertificateIssuer::new(
         Arc::clone(&authority_manager),
         authority_store,
         &cluster.system_namespace,
     );
     Ok(Some((authority_manager, issuer)))
+}
+
+/// Returns the signer of certificates for names inside the cluster; `None`: their keys could be sent without TLS only.
+fn local_signer(
+    config: &ControllerConfig,
+    cluster: &config::KubernetesConfig,
+    platform: &platform::KubernetesPlatform,
+    shared: &Arc<ControllerRuntime>,
+) -> Option<LocalCertificateSigner> {
+    config.serves_tls().then(|| {
+        let store =
+            IdentityApiClient::for_local_names(platform.client(), &cluster.system_namespace);
+        LocalCertificateSigner::new(Arc::new(store), Arc::clone(shared), &cluster.cluster_domain)
+    })
 }
 
 /// Returns the ID of this boot of the machine. It is empty if the kernel gives none; then a reboot goes

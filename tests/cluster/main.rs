@@ -17,6 +17,7 @@ mod installation_rounds;
 mod ip_families;
 mod kn;
 mod kube_proxy_comparison;
+mod local_tls;
 mod mixed_load;
 mod network_paths;
 mod network_policies;

@@ -55,6 +55,7 @@ use crate::{
 };
 
 mod accept;
+mod local_tls;
 mod passthrough;
 mod port_protocol;
 mod tls_accept;
@@ -233,17 +234,18 @@ impl ClientConnectionServer {
         if !may_assign_client(&client_connection, client, proxied_client) {
             return Ok(());
         }
-        let stream = match transport {
-            ClientTransport::Plain => AcceptedStream::from(stream),
-            // Boxed, so that nothing of the handshake is left afterwards.
-            ClientTransport::Tls => {
-                let tls = self.serve_tls(stream, entrypoint, client, &client_connection, edge);
-                match Box::pin(tls).await {
-                    Some(stream) => stream,
-                    None => return Ok(()),
-                }
+        let connection = &client_connection;
+        // Boxed, so that nothing of the handshakes is left afterwards.
+        let accepted = match (self.local_certificate(entrypoint), transport) {
+            (Some(certificate), ClientTransport::Plain | ClientTransport::Tls) => {
+                Box::pin(self.accept_local(stream, client, connection, certificate)).await
+            }
+            (None, ClientTransport::Plain) => Some(AcceptedStream::from(stream)),
+            (None, ClientTransport::Tls) => {
+                Box::pin(self.serve_tls(stream, entrypoint, client, connection, edge)).await
             }
         };
+        let Some(stream) = accepted else { return Ok(()) };
         let (address, port) = (client.ip().to_canonical(), client.port());
         let client = ClientInfo {
             address,

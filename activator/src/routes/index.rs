@@ -205,6 +205,7 @@ impl RouteIndex {
             path_since: Instant::now(),
             protocol: None,
             service_port: None,
+            serves_local_tls: false,
             port: 0,
             hosts: Box::default(),
             gateway_rules: None,

@@ -199,6 +199,7 @@ mod tests {
             path_since: Instant::now(),
             protocol: None,
             service_port: None,
+            serves_local_tls: false,
             port: 20_001,
             hosts: Box::default(),
             gateway_rules: Some(Box::new(GatewayRules {

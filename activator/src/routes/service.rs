@@ -4,7 +4,7 @@ use std::{borrow::Cow, num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
     AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, GatewayRules, HttpChallenge,
-    MappedDomain, NamespacedName, PathPrefix, PathRule, TagRouting,
+    LOCAL_TLS_PORT, MappedDomain, NamespacedName, PathPrefix, PathRule, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -26,6 +26,8 @@ pub struct RoutedService {
     /// Port of the scaled Service that it is: each pod has its own port for it. `None`: it is one of Knative, whose
     /// requests go to the pods' serving port.
     pub service_port: Option<NonZeroU16>,
+    /// True if connections to its port may begin with TLS, for names inside the cluster.
+    pub serves_local_tls: bool,
     pub(crate) port: u16,
     pub(crate) hosts: Box<[Box<str>]>,
     pub(crate) gateway_rules: Option<Box<GatewayRules>>,
@@ -98,6 +100,11 @@ impl RoutedService {
     /// Ports that are open for the service.
     pub(crate) fn open_ports(&self) -> OpenPorts {
         OpenPorts { activator_port: self.port, gateway_port: self.gateway_port() }
+    }
+
+    /// Name of the certificate for its names inside the cluster; `None`: they serve no https.
+    pub fn local_certificate(&self) -> Option<NamespacedName> {
+        self.serves_local_tls.then(|| self.name.with_port(LOCAL_TLS_PORT))
     }
 
     /// Name of the Kubernetes Service, without the port of a scaled one.

@@ -18,6 +18,7 @@ mod hosts;
 mod http2;
 mod inputs;
 mod limits;
+mod local_tls;
 mod message_corpus;
 mod messages;
 mod proxies;

@@ -21,6 +21,7 @@ mod drain;
 pub(crate) mod gateway_ports;
 mod gradual_rollout;
 pub mod host_certificates;
+pub mod local_tls;
 mod pod_resizes;
 mod readiness;
 pub mod requested_certificates;

@@ -30,6 +30,7 @@ mod certificates;
 mod client_cas;
 pub mod conditions;
 mod domain_mappings;
+mod local_certificates;
 pub mod name_registry;
 pub(crate) mod nodes;
 mod pod_resize;
@@ -56,6 +57,7 @@ pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionTy
 pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
 };
+pub use local_certificates::LocalCertificateState;
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
 pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
@@ -113,6 +115,8 @@ pub struct ClusterState {
     pub requests: ObservedRequests,
     /// Authorities of client certificates of the Secrets that DomainMappings name.
     pub client_cas: ObservedClientCas,
+    /// Certificates for names inside the cluster, by the service that the names belong to.
+    pub local_certificates: BTreeMap<NamespacedName, LocalCertificateState>,
     /// Nodes, as far as decisions depend on them.
     pub nodes: ObservedNodes,
     /// Ingress policies, which decide the clients whose requests may wait.
@@ -246,6 +250,7 @@ impl Default for ClusterState {
             certificates: ObservedCertificates::default(),
             requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
+            local_certificates: BTreeMap::new(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),
             terminating_namespaces: BTreeSet::new(),

@@ -42,7 +42,8 @@ impl ClientConnectionServer {
         let (service, stream) = match passthrough_service {
             Some(service) => (service, TcpClientStream::from(stream)),
             None => {
-                let accepted = self.accept_tls(stream, client, client_connection, deadline).await?;
+                let accepted = self.accept_tls(stream, client, client_connection, deadline, None);
+                let accepted = accepted.await?;
                 match accepted.tcp_service {
                     Some(service) => (service, TcpClientStream::over_tls(accepted.stream)?),
                     None => return Some(accepted.stream),

@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use common::link::error_chain;
+use common::{link::error_chain, wire::NamespacedName};
 use rustls::{ServerConfig, server::Acceptor};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -100,6 +100,8 @@ impl ClientConnectionServer {
     /// Completes the handshake of a client, and registers at `connection` what the client has shown if its host asks
     /// for that. `None`: the handshake has failed, and the connection is closed.
     ///
+    /// `local` names the certificate of a connection to a service's own port, whatever name the client asks for.
+    ///
     /// `deadline` bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
     /// the bound on all connections.
     pub(super) async fn accept_tls(
@@ -108,9 +110,11 @@ impl ClientConnectionServer {
         peer: SocketAddr,
         connection: &ClientConnection,
         deadline: Instant,
+        local: Option<&NamespacedName>,
     ) -> Option<AcceptedTls> {
         let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
-        let error = match timeout_at(deadline, self.run_handshake(stream, connection)).await {
+        let handshake = self.run_handshake(stream, connection, local);
+        let error = match timeout_at(deadline, handshake).await {
             Ok(Ok(accepted)) => {
                 guard.result = Some(HandshakeResult::Complete);
                 return Some(accepted);
@@ -134,6 +138,7 @@ impl ClientConnectionServer {
         &self,
         stream: TcpStream,
         connection: &ClientConnection,
+        local: Option<&NamespacedName>,
     ) -> Result<AcceptedTls, HandshakeError> {
         // Methods of HTTP begin with a capital letter, and no message of TLS does.
         if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
@@ -141,18 +146,23 @@ impl ClientConnectionServer {
         }
         let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
         let name = start.client_hello().server_name().map(normalize_name);
+        // The rules of a host are for connections from outside.
+        let outside = name.as_deref().filter(|_| local.is_none());
         let routes = &self.forwarder.routes;
-        if let Some(name) = name.as_ref().filter(|it| routes.passthrough_service(it).is_some()) {
+        if let Some(name) = outside.filter(|it| routes.passthrough_service(it).is_some()) {
             // The table did not name it so when the ClientHello was looked at, or it came too late. The certificate of
             // another host would be a wrong answer.
-            let error = HandshakeError::NoCertificate(name.clone());
+            let error = HandshakeError::NoCertificate(name.to_owned());
             let mut stream = start.io;
             let _ = stream.write_all(&alert_record(&error)).await;
             return Err(error);
         }
-        let rules = name.as_deref().map(|it| self.forwarder.routes.handshake_rules(it));
-        let rules = rules.unwrap_or_default();
-        let config = match self.choose_config(&rules, name.as_deref()) {
+        let rules = outside.map(|it| routes.handshake_rules(it)).unwrap_or_default();
+        let chosen = match local {
+            Some(certificate) => self.local_config(certificate),
+            None => self.choose_config(&rules, name.as_deref()),
+        };
+        let config = match chosen {
             // The gateway knows no protocol of the pod's, and must not choose HTTP for it.
             Ok(config) if rules.tcp_service.is_some() => without_alpn(&config),
             Ok(config) => config,
@@ -195,9 +205,18 @@ impl ClientConnectionServer {
         ca.config(&certificate, client_auth.is_optional).map_err(HandshakeError::Settings)
     }
 
+    /// Returns the settings of a handshake for names inside the cluster. No other certificate takes the place of
+    /// theirs, since clients would not trust it.
+    fn local_config(&self, name: &NamespacedName) -> Result<Arc<ServerConfig>, HandshakeError> {
+        let certificate = self.forwarder.certificates.find(name);
+        let certificate =
+            certificate.ok_or_else(|| HandshakeError::NoCertificate(name.to_string()))?;
+        Ok(Arc::clone(&certificate.config))
+    }
+
     /// Waits for the client's first byte, which stays unread. Fails if none comes before the client closes, or soon
     /// after the activator has stopped: a silent client must not delay that.
-    async fn peek_first_byte(&self, stream: &TcpStream) -> io::Result<u8> {
+    pub(super) async fn peek_first_byte(&self, stream: &TcpStream) -> io::Result<u8> {
         let mut first = [0];
         let count = {
             let peek = stream.peek(&mut first);

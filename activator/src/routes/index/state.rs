@@ -98,6 +98,7 @@ impl RouteIndexState {
             path_since: since.unwrap_or_else(Instant::now),
             protocol: entry.protocol,
             service_port: entry.uses_pod_ports.then_some(entry.port),
+            serves_local_tls: entry.serves_local_tls,
             port: entry.activator_port.get(),
             hosts: entry.hosts.into_iter().map(Into::into).collect(),
             gateway_rules: entry.gateway_rules,

@@ -1,6 +1,10 @@
 //! Pure: conversion of the RouteTable: its items, services, Revisions, activators, nodes and replicas.
 
-use super::{certificates::parse_secret_name, settings::parse_hsts, *};
+use super::{
+    certificates::{parse_certificate_name, parse_secret_name},
+    settings::parse_hsts,
+    *,
+};
 
 impl TryFrom<raw::RouteItem> for RouteItem {
     type Error = WireError;
@@ -58,7 +62,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Settings(_) => Self::Settings,
             Key::Node(name) => Self::Node(require_nonempty("gone.node", name)?),
             Key::Certificate(name) => {
-                Self::Certificate(parse_secret_name("gone.certificate", &name)?)
+                Self::Certificate(parse_certificate_name("gone.certificate", &name)?)
             }
             Key::ClientCa(name) => Self::ClientCa(parse_secret_name("gone.client_ca", &name)?),
         })
@@ -108,6 +112,7 @@ impl TryFrom<raw::Service> for ServiceEntry {
             protocol: parse_optional_protocol("service.protocol", message.protocol)?,
             uses_pod_ports,
             affinity: parse_optional_ms(message.affinity_ms),
+            serves_local_tls: message.local_tls,
         })
     }
 }
@@ -164,6 +169,7 @@ impl From<ServiceEntry> for raw::Service {
             scaled,
             affinity_ms: value.affinity.map_or(0, to_ms),
             protocol: value.protocol.map_or(raw::Protocol::Unspecified as i32, raw_protocol),
+            local_tls: value.serves_local_tls,
         }
     }
 }

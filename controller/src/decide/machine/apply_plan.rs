@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use common::wire::{NamespacedName, RouteKey};
+use common::wire::{NamespacedName, RouteChange, RouteKey};
 use tracing::info;
 
 use super::{
@@ -100,10 +100,14 @@ impl ControllerStateMachine {
     }
 
     /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
-    fn update_routes(&self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
+    fn update_routes(&mut self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
         let mut keys = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
+            if let RouteChange::Service(service) = change {
+                // Before the service, so that no stream has it without an entry of its certificate.
+                self.follow_local_tls(&service.name, service.serves_local_tls);
+            }
             self.routes.set(key.clone(), RouteFingerprint::of_change(change));
             keys.insert(key);
         }
@@ -118,10 +122,13 @@ impl ControllerStateMachine {
             RouteKey::Pod(uid) => self.pod_index.apps.get(uid).is_some_and(|app| app != name),
             _ => false,
         };
-        for key in
-            app_route_keys(name, previous).filter(|key| !keys.contains(key) && !is_others(key))
-        {
+        let is_dropped = |key: &RouteKey| !keys.contains(key) && !is_others(key);
+        let dropped: Vec<RouteKey> = app_route_keys(name, previous).filter(is_dropped).collect();
+        for key in dropped {
             self.routes.remove(&key);
+            if let RouteKey::Service(service) = &key {
+                self.follow_local_tls(service, false);
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 use common::wire::{NamespacedName, is_secret_name, wildcard_suffix};
 
 use super::{
+    local_tls,
     requested_certificates::{
         CertificateOwner, WantedCertificate, is_enabled, is_mapping_enabled, is_route_enabled,
         mapping_certificate, namespace_certificate_of_host, possible_route_certificates,
@@ -205,8 +206,31 @@ pub fn scheme_of_mapping(
     mapping_certificate(cluster, name, mapping).map(|it| scheme(&it, cluster))
 }
 
-/// Returns the status of a Route's `CertificateProvisioned`; `previous` is the present one.
+/// Returns the status of a Route's `CertificateProvisioned`; `previous` is the present one. Names inside the cluster
+/// have certificates of their own, and the worst status counts.
 pub fn route_status(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+    previous: &ConditionStatus,
+) -> ConditionStatus {
+    let local = local_tls::route_status(app, name, cluster, previous);
+    let public = public_status(app, name, cluster, previous);
+    match local {
+        // As in Knative, names that have no certificate are no reason beside others that have one.
+        Some(local) if is_not_enabled(&public) => local,
+        Some(local) => worst([public, local].into_iter()).unwrap_or(ConditionStatus::Unknown(None)),
+        None => public,
+    }
+}
+
+/// Returns true for the status of names for which no certificate is requested.
+fn is_not_enabled(status: &ConditionStatus) -> bool {
+    matches!(status, ConditionStatus::True(Some(reason)) if reason.reason == "TLSNotEnabled")
+}
+
+/// Returns the status of a Route's `CertificateProvisioned` as to its public names.
+fn public_status(
     app: &AppState,
     name: &NamespacedName,
     cluster: &ClusterState,

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use super::{
     RevisionPlanContext, ServingAddresses, domain_mappings, gateway_ports, host_certificates,
-    readiness, requested_certificates, revision_conditions, scale, standby, traffic,
+    local_tls, readiness, requested_certificates, revision_conditions, scale, standby, traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -203,6 +203,7 @@ fn service_subject(
         uses_pod_ports: false,
         // Only a user of the Service sets it.
         affinity: cluster.names.placeholders.get(&entry_name).and_then(|it| it.affinity),
+        serves_local_tls: !is_tcp && local_tls::is_enabled(cluster),
         name: entry_name,
     }
 }
@@ -432,6 +433,7 @@ pub(super) fn host_name_rules(cluster: &ClusterState) -> HostNameRules<'_> {
         domain: &settings.config_maps.domain,
         default_domain: &settings.external_domain,
         cluster_domain: &settings.cluster_domain,
+        private_scheme: local_tls::scheme(cluster),
     }
 }
 

@@ -26,6 +26,8 @@ pub struct ControllerSettings {
     pub external_domain: String,
     /// Domain of cluster-local names: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
     pub cluster_domain: String,
+    /// True if this controller can sign certificates for names inside the cluster, and send them with their keys.
+    pub signs_local_certificates: bool,
     /// Name of the local node.
     pub node_name: String,
     /// Identifier of this boot of the machine.
@@ -56,6 +58,7 @@ impl Default for ControllerSettings {
             deployment: DeploymentSettings::default(),
             external_domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
+            signs_local_certificates: false,
             node_name: "rouse".into(),
             boot_id: String::new(),
             config_maps: Configs::default(),

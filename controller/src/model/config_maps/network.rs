@@ -25,8 +25,9 @@ pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
 /// Class of the certificates that the controller requests from cert-manager (`CertManagerCertificateClassName`).
 pub const CERT_MANAGER_CLASS: &str = "cert-manager.certificate.networking.knative.dev";
-/// Reason for which settings of TLS inside the cluster have no effect.
-pub(super) const NO_INTERNAL_TLS: &str = "connections inside the cluster are not encrypted";
+/// Reason for which `system-internal-tls` has no effect.
+const NO_SYSTEM_TLS: &str = "streams between Rouse's components always have TLS, and requests to pods have none, since \
+                             no sidecar could end it: encrypt in the network of the pods";
 /// Reason for which the type of a domain in `config-domain` has no effect.
 pub(super) const NO_DOMAIN_TYPE: &str =
     "namespace-wildcard-cert-selector of config-network chooses namespaces with one certificate";
@@ -72,6 +73,8 @@ pub struct NetworkConfig {
     /// `external-domain-tls`: true if certificates are requested for the hosts of Routes and DomainMappings. Default
     /// false.
     pub external_domain_tls: bool,
+    /// `cluster-local-domain-tls`: true if names inside the cluster serve https. Default false.
+    pub cluster_local_domain_tls: bool,
     /// `certificate-class` of requested certificates. Default [`CERT_MANAGER_CLASS`].
     pub certificate_class: String,
     /// `namespace-wildcard-cert-selector`: namespaces with one certificate for all their hosts. Default none.
@@ -101,6 +104,7 @@ impl Default for NetworkConfig {
             default_path: None,
             certificates: Vec::new(),
             external_domain_tls: false,
+            cluster_local_domain_tls: false,
             certificate_class: CERT_MANAGER_CLASS.into(),
             wildcard_namespaces: None,
             edge: EdgeSettings::default(),
@@ -123,9 +127,9 @@ impl ConfigMapSettings for NetworkConfig {
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         accept_older_keys(keys);
         keys.warn_unless_usual("ingress-class", &[], "one gateway serves every class");
-        accept_internal_tls_keys(keys);
+        accept_system_tls_keys(keys);
         accept_mesh_keys(keys);
-        let mut it = Self::default();
+        let mut it = Self { cluster_local_domain_tls: read_local_tls(keys), ..Self::default() };
         keys.read_bool("autocreate-cluster-domain-claims", &mut it.autocreate_claims);
         keys.read_text("default-external-scheme", &mut it.external_scheme);
         it.rollout_duration = read_rollout_duration(keys);
@@ -196,10 +200,18 @@ fn accept_mesh_keys(keys: &mut ConfigMapReader<'_>) {
     keys.warn_unless_usual("mesh-compatibility-mode", &["auto", "disabled"], WHY);
 }
 
-/// Accepts settings of TLS inside the cluster, and refuses the values that Knative refuses.
-fn accept_internal_tls_keys(keys: &mut ConfigMapReader<'_>) {
-    accept_encryption_key(keys, "cluster-local-domain-tls");
-    accept_encryption_key(keys, "system-internal-tls");
+/// Reads the switch of https for names inside the cluster.
+fn read_local_tls(keys: &mut ConfigMapReader<'_>) -> bool {
+    let key = "cluster-local-domain-tls";
+    check_encryption_value(keys, key);
+    keys.get(key).is_some_and(|text| text.eq_ignore_ascii_case("enabled"))
+}
+
+/// Accepts settings of TLS between components, and refuses the values that Knative refuses.
+fn accept_system_tls_keys(keys: &mut ConfigMapReader<'_>) {
+    let key = "system-internal-tls";
+    check_encryption_value(keys, key);
+    keys.warn_unless_usual(key, &["disabled"], NO_SYSTEM_TLS);
     accept_internal_encryption(keys);
 }
 
@@ -306,13 +318,12 @@ fn read_http_protocol(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
     }
 }
 
-fn accept_encryption_key(keys: &mut ConfigMapReader<'_>, key: &'static str) {
+fn check_encryption_value(keys: &mut ConfigMapReader<'_>, key: &'static str) {
     let text = keys.get(key).unwrap_or_default();
     if !["", "disabled", "enabled"].contains(&text.to_ascii_lowercase().as_str()) {
         let setting = format!("{key} with value: {text:?} in config-network ConfigMap");
         keys.add_error(format!("{setting} is not supported"));
     }
-    keys.warn_unless_usual(key, &["disabled"], NO_INTERNAL_TLS);
 }
 
 /// Accepts the key of releases before `system-internal-tls`.

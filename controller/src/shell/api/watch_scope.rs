@@ -472,6 +472,7 @@ mod tests {
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_007),
             serves_tcp: true,
+            serves_local_tls: true,
             affinity: Some(std::time::Duration::from_secs(60)),
             gateway_port: None,
         };

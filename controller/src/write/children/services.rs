@@ -30,6 +30,10 @@ const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessserv
 const HTTP_PORT: i32 = 80;
 /// Service port for HTTP/2 without TLS.
 const HTTP2_PORT: i32 = 81;
+/// Port of a Route's names for https inside the cluster.
+const HTTPS_PORT: i32 = 443;
+/// Name of that port. kube-proxy finds the port of the slices by it.
+pub(super) const HTTPS_PORT_NAME: &str = "https";
 
 /// Annotations of a Route that its Services do not inherit. With [`key::SCALE_TO_ZERO`] they would be scaled Services.
 const UNINHERITED_ANNOTATIONS: [&str; 6] = [
@@ -133,6 +137,8 @@ pub struct PlaceholderSpec<'a> {
     pub activator_port: Option<u16>,
     /// True if the name serves raw TCP.
     pub serves_tcp: bool,
+    /// True if the name serves https inside the cluster.
+    pub serves_local_tls: bool,
     /// Time for which a client keeps its pod, as a user has set it on the placeholder; `None`: no affinity.
     pub affinity: Option<Duration>,
     /// Gateway port that the Route owns, if the name is its own.
@@ -207,15 +213,27 @@ pub fn placeholder_service(of: &PlaceholderSpec<'_>) -> ChildObject {
         internal_traffic_policy: Some("Cluster".into()),
         session_affinity: Some(session_affinity.into()),
         session_affinity_config: of.affinity.map(affinity_config),
-        ports: Some(vec![ServicePort {
-            name: Some("http".into()),
-            app_protocol: of.app_protocol().map(Into::into),
-            port: HTTP_PORT,
-            protocol: Some("TCP".into()),
-            target_port: Some(IntOrString::Int(HTTP_PORT)),
-            ..ServicePort::default()
-        }]),
+        ports: Some(placeholder_ports(of)),
         ..ServiceSpec::default()
     };
     ChildObject::new(ResourceKind::Service, meta, json!({"spec": spec}))
+}
+
+fn placeholder_ports(of: &PlaceholderSpec<'_>) -> Vec<ServicePort> {
+    let http = ServicePort {
+        name: Some("http".into()),
+        app_protocol: of.app_protocol().map(Into::into),
+        port: HTTP_PORT,
+        protocol: Some("TCP".into()),
+        target_port: Some(IntOrString::Int(HTTP_PORT)),
+        ..ServicePort::default()
+    };
+    let https = of.serves_local_tls.then(|| ServicePort {
+        name: Some(HTTPS_PORT_NAME.into()),
+        port: HTTPS_PORT,
+        protocol: Some("TCP".into()),
+        target_port: Some(IntOrString::Int(HTTPS_PORT)),
+        ..ServicePort::default()
+    });
+    [Some(http), https].into_iter().flatten().collect()
 }

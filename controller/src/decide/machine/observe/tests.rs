@@ -30,6 +30,7 @@ mod fake_api_server;
 mod fields;
 mod gateway_ports;
 mod inherited_metadata;
+mod local_tls;
 mod long_names;
 mod name_conflicts;
 mod path_rules;

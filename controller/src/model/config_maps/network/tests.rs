@@ -29,6 +29,7 @@ fn every_key_is_followed() {
         default_path: Some(ConnectionPath::Activator),
         certificates: vec!["default-tls".into(), "shop.tls".into(), "other".into()],
         external_domain_tls: true,
+        cluster_local_domain_tls: true,
         certificate_class: "x.example.com".into(),
         wildcard_namespaces: Some(LabelSelector::default()),
         edge: EdgeSettings {
@@ -62,6 +63,7 @@ fn every_key_is_followed() {
         ("rouse.dev.tcp-idle-timeout", " 1h "),
         ("rouse.dev.gateway-ports", "5432, 6000-6100"),
         ("external-domain-tls", "Enabled"),
+        ("cluster-local-domain-tls", "Enabled"),
         ("certificate-class", "x.example.com"),
         ("namespace-wildcard-cert-selector", "{}"),
         ("domain-template", source),
@@ -221,6 +223,14 @@ fn values_that_ask_for_nothing_get_no_warning() {
         map(&pairs),
         Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] })
     );
+}
+
+/// No sidecar could end TLS in a pod, so the setting must not look as if requests were encrypted up to there.
+#[test]
+fn tls_between_components_gets_a_warning_that_names_what_is_encrypted() {
+    let read = map(&[("system-internal-tls", "Enabled")]).unwrap();
+    let expected = format!("key \"system-internal-tls\" has no effect: {NO_SYSTEM_TLS}");
+    assert_eq!((read.value, read.warnings), (NetworkConfig::default(), vec![expected]));
 }
 
 #[test]
