@@ -214,6 +214,26 @@ impl AgentMetrics {
         registry.register("services_refused", help, self.services_refused.clone());
         let help = "Services of the cluster that do not fit in the kernel's maps, and are left to kube-proxy";
         registry.register("cluster_services_refused", help, self.cluster_services_refused.clone());
+        self.register_ends(registry);
+        let help = "Connections ended because a request took longer than timeoutSeconds";
+        registry.register("deadlines_ended", help, self.overdue_closed.clone());
+        let help = "Scans of pods for requests that take longer than timeoutSeconds";
+        registry.register("deadlines_looks", help, self.deadline_scans.clone());
+        let help = "1 where the kernel permits to find and close such connections, 0 elsewhere";
+        registry.register("deadlines_kept", help, self.deadlines_enforced.clone());
+        let help = "Comparisons of a pod's gauges with its sockets, by result";
+        registry.register("audit_looks", help, self.audit_scans.clone());
+        let help = "By how much gauges had drifted from the pods' sockets and were put right";
+        registry.register("audit_drift", help, self.audit_drift.clone());
+        let help = "Connections to pods' serving ports that the eBPF programs do not count";
+        registry.register("audit_uncounted_connections", help, self.uncounted.clone());
+        let help = "Programs of others that redirect connects, by owner";
+        registry.register("foreign_programs", help, self.foreign_programs.clone());
+        self.register_routes(registry);
+    }
+
+    /// Registers what is counted of connections that the agent ends.
+    fn register_ends(&self, registry: &mut Registry) {
         let help = "Stale connections closed, so that their clients connect again";
         registry.register("connections_ended", help, self.connections_closed.clone());
         let help = "Stale connections closed because the pod's node reported the end of a response";
@@ -231,21 +251,6 @@ impl AgentMetrics {
         registry.register("connections_left", help, self.connections_stale.clone());
         let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
         registry.register("ends_locked", help, self.closes_locked.clone());
-        let help = "Connections ended because a request took longer than timeoutSeconds";
-        registry.register("deadlines_ended", help, self.overdue_closed.clone());
-        let help = "Scans of pods for requests that take longer than timeoutSeconds";
-        registry.register("deadlines_looks", help, self.deadline_scans.clone());
-        let help = "1 where the kernel permits to find and close such connections, 0 elsewhere";
-        registry.register("deadlines_kept", help, self.deadlines_enforced.clone());
-        let help = "Comparisons of a pod's gauges with its sockets, by result";
-        registry.register("audit_looks", help, self.audit_scans.clone());
-        let help = "By how much gauges had drifted from the pods' sockets and were put right";
-        registry.register("audit_drift", help, self.audit_drift.clone());
-        let help = "Connections to pods' serving ports that the eBPF programs do not count";
-        registry.register("audit_uncounted_connections", help, self.uncounted.clone());
-        let help = "Programs of others that redirect connects, by owner";
-        registry.register("foreign_programs", help, self.foreign_programs.clone());
-        self.register_routes(registry);
     }
 
     /// Registers the figures about pods with a standby order.

@@ -123,6 +123,16 @@ async fn run_until_shutdown(work: impl Future<Output = ()>, shutdown: &Cancellat
     shutdown.cancelled().await;
 }
 
+/// Hands over Revisions whose images may have other digests, until the sender ends.
+async fn receive_digests(
+    runtime: &ControllerRuntime,
+    mut changed: tokio::sync::mpsc::Receiver<common::wire::NamespacedName>,
+) {
+    while let Some(revision) = changed.recv().await {
+        runtime.resolve_digests(&revision);
+    }
+}
+
 /// Runs one replica of the controller on Kubernetes until `shutdown`.
 pub async fn run_on_kubernetes(
     config: ControllerConfig,
@@ -140,15 +150,11 @@ pub async fn run_on_kubernetes(
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
     // Small, since the receiver only steps the machine.
-    let (resolved_tx, mut resolved_rx) = tokio::sync::mpsc::channel(64);
+    let (resolved_tx, resolved_rx) = tokio::sync::mpsc::channel(64);
     let secrets = api::pull_secrets::ClusterPullSecrets::new(platform.client().clone());
     let resolver = DigestResolver::new(secrets, registry::RegistryClient::default(), resolved_tx);
     shared.set_digest_resolver(Arc::clone(&resolver));
-    let resolving = async {
-        while let Some(revision) = resolved_rx.recv().await {
-            shared.resolve_digests(&revision);
-        }
-    };
+    let resolving = receive_digests(&shared, resolved_rx);
     let synced = platform.synced();
     let serving = async {
         // A table that lacks objects which are not listed yet would take routes away.
@@ -157,17 +163,15 @@ pub async fn run_on_kubernetes(
         grpc_services::serve_with_issuer(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };
     // Only the leader renews authorities, or two replicas would issue different ones.
-    let renewing_authorities = async {
+    let renewing = async {
         if let Some((authority_manager, _)) = &identities {
             authority_manager.run(|| platform.may_write(), stop()).await;
         }
-        shutdown.cancelled().await;
     };
-    let signing_local_names = async {
+    let signing = async {
         if let Some(signer) = local_signer(&config, &cluster, &platform, &shared) {
             signer.run(|| platform.may_write(), stop()).await;
         }
-        shutdown.cancelled().await;
     };
     let admin = platform.extend_admin(admin::admin_state(&shared));
     let mut running = std::pin::pin!(platform.run(stop()));
@@ -184,8 +188,8 @@ pub async fn run_on_kubernetes(
         }
         () = resolver.run(stop()) => Ok(()),
         () = resolving => Ok(()),
-        () = renewing_authorities => Ok(()),
-        () = signing_local_names => Ok(()),
+        () = run_until_shutdown(renewing, &shutdown) => Ok(()),
+        () = run_until_shutdown(signing, &shutdown) => Ok(()),
     };
     shutdown.cancel();
     if !has_ended {

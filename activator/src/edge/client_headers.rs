@@ -150,7 +150,7 @@ fn write_for_internal(headers: &mut HeaderMap, client: &str, scheme: &'static st
         headers,
         &hops,
         host,
-        proto.unwrap_or(HeaderValue::from_static(scheme)),
+        proto.unwrap_or_else(|| HeaderValue::from_static(scheme)),
     );
 }
 

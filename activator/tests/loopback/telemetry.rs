@@ -362,6 +362,7 @@ async fn requests_below_a_wildcard_share_the_row_of_the_wildcard() {
         client_auth: None,
         hsts: None,
         path_rule: Some(PathRule::default()),
+        protocol: DomainProtocol::Http,
     };
     let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
     let interval = RequestMetricsSettings::DEFAULT_INTERVAL;

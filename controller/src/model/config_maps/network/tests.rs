@@ -11,6 +11,26 @@ fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<NetworkConfig>, String>
     read::<NetworkConfig>(&data).map_err(|it| problems_line(&it))
 }
 
+/// Settings of the gateway that [`every_key_is_followed`] reads.
+fn expected_edge() -> EdgeSettings {
+    EdgeSettings {
+        trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
+            .map(|net| net.parse().unwrap())
+            .into(),
+        requires_proxy_protocol: true,
+        allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
+        allows_underscores: true,
+        certificates: Vec::new(),
+        https_port: NonZeroU16::new(8443),
+        hsts: HstsPolicy::parse("max-age=31536000; includeSubDomains").ok(),
+        tls: TlsSettings {
+            min_version: TlsMinVersion::Tls13,
+            ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
+        },
+        tcp_idle_timeout: Some(Duration::from_secs(3600)),
+    }
+}
+
 #[test]
 fn every_key_is_followed() {
     assert_eq!(map(&[]), Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] }));
@@ -32,22 +52,7 @@ fn every_key_is_followed() {
         cluster_local_domain_tls: true,
         certificate_class: "x.example.com".into(),
         wildcard_namespaces: Some(LabelSelector::default()),
-        edge: EdgeSettings {
-            trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
-                .map(|net| net.parse().unwrap())
-                .into(),
-            requires_proxy_protocol: true,
-            allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
-            allows_underscores: true,
-            certificates: Vec::new(),
-            https_port: NonZeroU16::new(8443),
-            hsts: HstsPolicy::parse("max-age=31536000; includeSubDomains").ok(),
-            tls: TlsSettings {
-                min_version: TlsMinVersion::Tls13,
-                ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
-            },
-            tcp_idle_timeout: Some(Duration::from_secs(3600)),
-        },
+        edge: expected_edge(),
         gateway_ports: PortRanges::parse(["5432", "6000-6100"]).unwrap(),
     };
     let read = map(&[
