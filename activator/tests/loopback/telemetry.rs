@@ -382,7 +382,7 @@ async fn requests_below_a_wildcard_share_the_row_of_the_wildcard() {
         let rows = recorder.request_rows();
         let host = |it: &RowLabels| it.host.to_string();
         rows.rows()
-            .map(|(it, row)| (it.map_or("other".into(), host), row.durations.count))
+            .map(|(it, row)| (it.map_or_else(|| "other".into(), host), row.durations.count))
             .collect()
     };
     let all: u64 = 3;
