@@ -115,6 +115,7 @@ pub fn open_connection(
     protocol: u32,
     is_suspect: bool,
 ) {
+    // Volatile: the verifier rewrites accesses to the context, and refuses wider or merged ones.
     // SAFETY: a live context; single words.
     let (rcv_nxt, snd_nxt) = unsafe {
         (
@@ -122,6 +123,7 @@ pub fn open_connection(
             ptr::read_volatile(&raw const (*ops).snd_nxt),
         )
     };
+    // Helpers run before the lock, since none may be called while it is held.
     let now_ns = monotonic_ns();
     lock(conn);
     conn.http.h1.open(rcv_nxt, snd_nxt);
@@ -339,6 +341,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         return PASS;
     };
     let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    // A bare acknowledgement moves no parser: only segments with bytes do.
     if segment.len == 0 {
         return PASS;
     }
@@ -355,6 +358,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
             return PASS;
         }
     }
+    // Bytes that the socket drops must not move the parsers: they would lose the boundaries of messages.
     if is_forged(conn, skb, &segment) {
         return PASS;
     }
@@ -362,6 +366,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     if conn.http.flags & abi::HTTP_MAYBE_PROBE != 0 && segment.seq == conn.http.h1.rx.next {
         // SAFETY: the program behind the array has this context's type.
         unsafe { INGRESS.tail_call(ctx, PROGRAM_SUSPECTS) };
+        // Reached only if the jump failed. Counted as a client's, a probe at worst keeps the pod awake.
         conn.http.flags &= !abi::HTTP_MAYBE_PROBE;
     }
     match conn.http.protocol {
@@ -527,6 +532,7 @@ fn jump_to_buffering(ctx: &SkBuffContext) {
 pub fn ingress_keep(ctx: &SkBuffContext) -> i32 {
     let skb = ctx.as_ptr().cast::<__sk_buff>();
     let Some(segment) = packet::parse_segment(skb) else { return PASS };
+    // Buffered before the look at the slot: a connection that opens sets it first, and then reads what is buffered.
     let is_kept = segment_bytes::buffer_segment(skb, &segment);
     let Some(conn) = connection_of(skb) else { return PASS };
     if counted_pod_slot(conn) == 0 {
@@ -584,6 +590,7 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
         }
         return PASS;
     }
+    // Cleared before the jump back, or the first program would come here again.
     conn.http.flags &= !abi::HTTP_MAYBE_PROBE;
     if is_probe {
         // From now on no program counts it.
@@ -601,6 +608,7 @@ pub fn suspects(ctx: &SkBuffContext) -> i32 {
 #[inline(always)]
 fn end_requests(conn: &mut ServerSocket, socket: *mut c_void, graceful: bool) {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return };
+    // Looked up before the lock, since the look-up is a helper.
     let streams =
         if conn.http.protocol == abi::PROTOCOL_HTTP2 { STREAMS.get(socket) } else { None };
     let now_ns = monotonic_ns();

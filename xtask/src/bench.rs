@@ -152,6 +152,7 @@ const BENCHES: [NamedBench; 17] = [
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     let benches = select_benches(&args.names)?;
+    // All refusals come before the builds, which take minutes.
     args.gateway.check(benches.iter().any(|(name, _)| *name == "gateway"))?;
     if !sh::is_root() {
         bail!(
@@ -169,6 +170,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             Ok(rows) => {
                 let report = BenchReport::new(name, MachineInfo::read(), rows);
                 println!("{}", report::markdown_section(&report));
+                // After each bench, so that a run that is stopped keeps what it has measured.
                 fs::write(folder.join(format!("{name}.json")), to_json(&report)?)?;
                 reports.push(report);
             }

@@ -148,12 +148,14 @@ impl ClientConnectionServer {
                 match Box::pin(self.wait_for_protocol(&stream, entrypoint)).await {
                     PortProtocol::Http => None,
                     PortProtocol::RawTcp(service) => {
+                        // A request from now on, so that the connection is not closed as an idle one.
                         Some((service, client_connection.start_request()))
                     }
                     PortProtocol::Unknown => return Ok(()),
                 }
             }
         };
+        // The guard lives until the connection ends, since all of it is one request.
         if let Some((service, _request_guard)) = tcp_request {
             client_connection.set_protocol(ConnectionProtocol::Tcp);
             let served =
@@ -175,6 +177,7 @@ impl ClientConnectionServer {
         client_connection: &Arc<ClientConnection>,
         edge: &EdgeSettings,
     ) {
+        // A PROXY header comes from outside only. Inside, its bytes would belong to the client's own protocol.
         let is_outside = entrypoint.traffic_origin() == TrafficOrigin::External;
         let client = match is_outside {
             true => {
@@ -183,6 +186,7 @@ impl ClientConnectionServer {
             }
             false => Some(peer),
         };
+        // The connection is reset by its drop, and still needs an end in the metrics.
         let Some(client) = client else {
             let ends = &self.forwarder.metrics.tcp_connections;
             return ends.count_end(TcpConnectionEnd::Failed);
@@ -191,6 +195,7 @@ impl ClientConnectionServer {
             service,
             entrypoint,
             client: client.ip().to_canonical(),
+            // The bound is a setting of the gateway: connections inside the cluster may be idle for any time.
             idle_timeout: edge.tcp_idle_timeout.filter(|_| is_outside),
         };
         self.forwarder.serve_tcp(stream.into(), request, client_connection).await;
@@ -231,6 +236,7 @@ impl ClientConnectionServer {
         else {
             return Ok(());
         };
+        // Checked again behind a proxy, whose own address was not counted at the accept.
         if !may_assign_client(&client_connection, client, proxied_client) {
             return Ok(());
         }
@@ -246,6 +252,7 @@ impl ClientConnectionServer {
             }
         };
         let Some(stream) = accepted else { return Ok(()) };
+        // Canonical, since policies and headers name a client of IPv4 by its own address.
         let (address, port) = (client.ip().to_canonical(), client.port());
         let client = ClientInfo {
             address,
@@ -285,6 +292,7 @@ impl ClientConnectionServer {
         peer: SocketAddr,
         edge: &EdgeSettings,
     ) -> Option<(SocketAddr, ProxiedClient)> {
+        // A header of an untrusted peer is not read at all: it could name any client.
         if entrypoint.traffic_origin() != TrafficOrigin::External
             || !edge.requires_proxy_protocol
             || !edge.is_trusted_proxy(peer.ip())
@@ -297,6 +305,7 @@ impl ClientConnectionServer {
             Ok(ProxyHeader::Client { source, is_secure }) => {
                 Some((source, ProxiedClient::Named { is_secure }))
             }
+            // `LOCAL` and `UNKNOWN` are valid: a health check of the proxy, or a client that it does not name.
             Ok(ProxyHeader::Unknown) => Some((peer, ProxiedClient::Unnamed)),
             Err(error) => {
                 warn!(%peer, %error, "PROXY header cannot be read, connection closed");
@@ -442,6 +451,7 @@ impl ClientConnectionServer {
         }
         // The connection of hyper is dropped already, and would have sent GOAWAY without an error.
         socket.send_goaway(h2::Reason::ENHANCE_YOUR_CALM);
+        // The peer goes on sending. With unread bytes the close would be a reset, and the GOAWAY might be lost.
         socket.mark_unread_body();
         socket.drain_unread().await;
         Ok(())

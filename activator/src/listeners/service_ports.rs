@@ -67,6 +67,7 @@ impl ServicePortListeners {
     /// Opens and closes listeners until exactly the ports of the RouteTable are open. The next call tries ports again
     /// that cannot be opened.
     pub fn apply_routes(&self) {
+        // A listener that is opened now would be closed at once: its token is a child of the cancelled one.
         if self.stop_listeners.is_cancelled() {
             return;
         }
@@ -84,7 +85,9 @@ impl ServicePortListeners {
             }
             keep
         });
+        // An address that is not wanted any more is no failure, and must leave the metric.
         open.failed_addresses.retain(|address| want.contains(address));
+        // Open ones are left alone, so that a change of other ports disturbs none of their clients.
         for address in want {
             if !open.listeners.contains_key(&address) {
                 self.open_port(&mut open, address);

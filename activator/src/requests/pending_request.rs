@@ -146,6 +146,7 @@ impl PendingRequest {
                 .service_match
                 .domain()
                 .and_then(|domain| domain.host_rewrite.as_deref()),
+            // A tag that a header chose wins: the pod must see the tag that serves the request.
             tags: self.tag.as_ref().or_else(|| self.service.tags()),
             protocol: self.settings.protocol,
             client_certificate: self

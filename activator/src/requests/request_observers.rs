@@ -207,10 +207,12 @@ impl RequestObservation {
         entrypoint: Entrypoint,
         client: ClientInfo,
     ) -> Option<Box<Self>> {
+        // The usual case first: a request that nothing records must cost one load.
         if !recorder.is_on() {
             return None;
         }
         let records_metrics = recorder.records_metrics();
+        // The decision is made once, at the start: spans of one request are recorded all or not at all.
         let context = recorder.sampling_rate().and_then(|rate| {
             SpanContext::sample(ParentSpan::from_headers(&head.headers), rate, random_u64)
         });
@@ -224,10 +226,12 @@ impl RequestObservation {
             method: method_name(&head.method),
             scheme: if client.is_tls { "https" } else { "http" },
             version: version_name(head.version),
+            // Clients outside may name any mapped host. For others the label is the service's own name.
             outside_host: (entrypoint == Entrypoint::External)
                 .then(|| request_host(head))
                 .flatten(),
             revision: None,
+            // Stays if the observation is dropped before a response has begun: then the client has left.
             status: CLIENT_CLOSED_REQUEST,
             response_bytes: 0,
             records_metrics,
@@ -244,6 +248,7 @@ impl RequestObservation {
         head: &request::Parts,
         client: ClientInfo,
     ) -> RequestTrace {
+        // W3C Trace Context forbids to use `tracestate` without a valid `traceparent`.
         let state = context.parent_id.map(|_| trace_state(&head.headers)).unwrap_or_default();
         // By the conventions, an unknown method is not part of a name.
         let name = if self.method == OTHER_METHOD { "HTTP" } else { self.method };
@@ -254,6 +259,7 @@ impl RequestObservation {
             Entrypoint::External => "gateway",
             Entrypoint::GatewayPort(_) => "gateway_port",
         };
+        // The method stays the first one: spans of attempts copy it from there.
         span.attributes = vec![
             text_attribute("http.request.method", self.method),
             text_attribute("url.path", head.uri.path()),
@@ -262,6 +268,7 @@ impl RequestObservation {
             text_attribute("client.address", &client.address.to_canonical().to_string()),
             text_attribute("rouse.entrypoint", origin),
         ];
+        // The text of the client goes into the span only. In a metric it would be a label that clients can invent.
         if self.method == OTHER_METHOD {
             let original = text_attribute("http.request.method_original", head.method.as_str());
             span.attributes.push(original);
@@ -357,6 +364,7 @@ impl RequestTrace {
             fail_span(&mut span, "no_pod", "the request ended before it had a pod");
             self.add_child(span);
         }
+        // The attempt that was answered, or that was under way when the client left.
         if let Some(span) = self.attempt.take() {
             self.add_child(span);
         }
@@ -369,6 +377,7 @@ impl RequestTrace {
                 text_attribute("kn.configuration.name", &owners.configuration),
             ]);
         }
+        // 499 was never sent. As a code it would look like an error that the server has reported.
         if status == CLIENT_CLOSED_REQUEST {
             span.attributes.push(text_attribute("error.type", "client_closed"));
         } else {
@@ -379,6 +388,7 @@ impl RequestTrace {
             fail_span(&mut span, &status.to_string(), "");
         }
         end_span(&mut span, now_ns());
+        // Behind its children, so that the bound on these never drops the span of the request itself.
         let mut all = self.children;
         all.push(span);
         all

@@ -91,6 +91,7 @@ impl RouteChooser<'_> {
         sender: ForwardedRequestSender,
         handshake: HandshakeRule<'_>,
     ) -> Result<RouteChoice, ProxyRequestError> {
+        // Malformed requests are refused before any rule reads them: two parsers may differ in their host or length.
         host::check_host(head)?;
         headers::check_transfer_codings(&head.headers)?;
         let connect_protocol = head.extensions.get::<Protocol>().map(Protocol::as_str);
@@ -109,11 +110,13 @@ impl RouteChooser<'_> {
         let found = self.find_service(head, entrypoint)?;
         let mut comes_by_https = false;
         if entrypoint == Entrypoint::External {
+            // One policy for the whole decision: a change in between would mix the settings of two.
             let edge = self.edge_policy.current();
             comes_by_https = is_https(&head.headers, sender, &edge);
             if !comes_by_https && found.service_match.redirects_to_https() {
                 return Ok(RouteChoice::Redirect(found, https_location(head, &edge)?));
             }
+            // For each request: over HTTP/2 a client may name another host than in its handshake (RFC 9113 §9.1.1).
             let rule = found.service_match.client_auth();
             let met = match handshake {
                 HandshakeRule::Met(met) => met,
@@ -121,6 +124,7 @@ impl RouteChooser<'_> {
             };
             check_client_auth(rule, met, sender.is_tls)?;
         }
+        // Only now: a tag may choose another service, and must not lead around the rule of the host.
         let (service, tag) = self.select_tag(&found.service_match, head);
         Ok(RouteChoice::Service(ServiceChoice { found, is_https: comes_by_https, service, tag }))
     }

@@ -93,6 +93,7 @@ pub(crate) async fn relay_tls(
 ) -> Result<(), TcpRelayError> {
     let client = TlsRelayClient(Mutex::new(client));
     let pod_is_broken = AtomicBool::new(false);
+    // Both directions run in this task. Neither waits for the other, or a full buffer on one side would stop both.
     let up = copy_to_pod(&client, pod, activity);
     let down = async {
         copy_to_client(pod, &client, activity).await?;
@@ -103,11 +104,13 @@ pub(crate) async fn relay_tls(
         client.close_sending_half().await.map_err(TcpRelayError::of_client)
     };
     tokio::pin!(up, down);
+    // A completed future must not be polled again, so each branch is switched off once its direction has ended.
     let (mut up_ended, mut down_ended) = (false, false);
     let error = loop {
         let end = tokio::select! {
             end = up.as_mut(), if !up_ended => {
                 up_ended = true;
+                // The client's `close_notify` ends only its own bytes (RFC 8446 §6.1). It becomes a FIN for the pod.
                 end.and_then(|()| {
                     tcp_socket::close_sending_half(pod).map_err(TcpRelayError::of_pod)
                 })
@@ -116,6 +119,7 @@ pub(crate) async fn relay_tls(
                 down_ended = true;
                 end
             }
+            // A relay that only writes into a full buffer reads nothing: these two find a broken side without one.
             error = tcp_socket::wait_broken(pod) => Err(TcpRelayError::of_pod(error)),
             error = client.wait_broken() => Err(TcpRelayError::of_client(error)),
         };
@@ -125,6 +129,7 @@ pub(crate) async fn relay_tls(
                 let _ = tcp_socket::set_reset_on_close(client.stream().tcp(), false);
                 return Ok(());
             }
+            // One direction has ended, and the other goes on, as in plain TCP.
             Ok(()) => {}
             Err(error) => break error,
         }

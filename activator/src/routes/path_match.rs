@@ -46,7 +46,9 @@ fn match_segments<'a, V>(
     path: &str,
     form: impl Fn(&str) -> &str,
 ) -> Result<Option<&'a str>, UnclearPath> {
+    // The empty prefix has every path, so it is the answer until a longer one fits.
     let mut found = rules.get_key_value("").map(|(key, _)| key.as_str());
+    // The asterisk form is about the server as a whole (RFC 9112 §3.2.4), and has no segments.
     if path == "*" {
         return Ok(found);
     }
@@ -56,10 +58,12 @@ fn match_segments<'a, V>(
     let mut segments = path.strip_prefix('/').unwrap_or(path).split('/').peekable();
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
+        // A `..` is refused even behind the last prefix: a server would leave the prefix by it (RFC 3986 §5.2.4).
         match read_segment(form(segment), is_last) {
             SegmentReading::Climbs => return Err(UnclearPath),
             SegmentReading::Unclear if may_go_on => return Err(UnclearPath),
             SegmentReading::Clear(text) if may_go_on => {
+                // Whole segments only: `/shop` must not have `/shopping`.
                 base.push_str(&text);
                 if let Some((key, _)) = rules.get_key_value(base.as_str()) {
                     found = Some(key.as_str());
@@ -105,6 +109,7 @@ fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
     if segment.is_empty() {
         return if is_last { SegmentReading::End } else { SegmentReading::Unclear };
     }
+    // Twice, because some servers decode behind a proxy that has decoded already.
     let once = decode(segment.as_bytes(), |_| true);
     let twice = decode(&once, |_| true);
     let is_part_end = |byte: &u8| b"/\\".contains(byte);
@@ -120,6 +125,7 @@ fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
     if has_several_readings {
         return SegmentReading::Unclear;
     }
+    // These mean the same with and without encoding (RFC 3986 §6.2.2.2). Any other encoding stays a distinct text.
     let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     match decode(segment.as_bytes(), is_unreserved) {
         Cow::Borrowed(_) => SegmentReading::Clear(segment.into()),

@@ -125,8 +125,10 @@ async fn send_by_grpc(channel: Channel, message: OtlpMessage) -> Result<(), Expo
 async fn send_by_http(collector: &OtlpCollector, message: &OtlpMessage) -> Result<(), ExportError> {
     let authority = collector.authority();
     let stream = TcpStream::connect(authority.as_str()).await.map_err(ExportError::Connect)?;
+    // hyper's plain connection has no pool and adds no `Host`, so both the field and the close are stated below.
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(ExportError::Exchange)?;
+    // Without a path the signal has its own, by OTLP's specification. A path that the operator has set is complete.
     let path = match collector.path.as_str() {
         "" => message.default_path(),
         path => path,

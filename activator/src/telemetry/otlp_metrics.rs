@@ -58,6 +58,7 @@ pub fn resource_metrics(
     gauges: &[RevisionGauges],
     times @ (_, now_ns): (u64, u64),
 ) -> ResourceMetrics {
+    // Names and units are those of OpenTelemetry's conventions for HTTP servers, so that common dashboards fit.
     let durations = ["http.server.request.duration", DURATION_HELP, "s"];
     let sizes = ["http.server.response.body.size", SIZE_HELP, "By"];
     let mut metrics = vec![
@@ -68,8 +69,10 @@ pub fn resource_metrics(
     let all: [(&str, Value); 3] = [
         ("kn.revision.request.queued", |it| it.queued),
         ("kn.revision.request.active", |it| it.active),
+        // Waiting requests count as concurrency, as in Knative's activator.
         ("kn.revision.request.concurrency", |it| it.queued.saturating_add(it.active)),
     ];
+    // A gauge has no start: it says what holds at this moment, so only `now_ns` goes along.
     for (name, value) in all {
         metrics.push(gauge_metric(name, gauges, value, now_ns));
     }
@@ -93,6 +96,7 @@ fn histogram_metric(
             attributes: otlp_attributes(labels),
             start_time_unix_nano: start_ns,
             time_unix_nano: now_ns,
+            // Bounds and buckets go together: OTLP wants one bucket more than bounds, and the last has no bound.
             count: values.count,
             sum: Some(values.sum),
             bucket_counts: values.buckets.to_vec(),
@@ -102,6 +106,7 @@ fn histogram_metric(
     };
     let histogram = Histogram {
         data_points: rows.rows().map(point).collect(),
+        // Sums since the start survive a lost message: the next one has everything. With deltas it would be gone.
         aggregation_temporality: AggregationTemporality::Cumulative.into(),
     };
     Metric {

@@ -295,6 +295,7 @@ async fn export_spans(
     while let Some(first) = queued.recv().await {
         let (spans, flushed) = collect_batch(first, &mut queued).await;
         let count = u64::try_from(spans.len()).unwrap_or(u64::MAX);
+        // Read for each batch, not once: a change of the collector also applies to spans that wait already.
         let collector = settings.borrow().traces.as_ref().map(|it| it.collector.clone());
         match collector {
             _ if spans.is_empty() => {}
@@ -308,6 +309,7 @@ async fn export_spans(
                 exporter.counters.dropped.inc_by(count);
             }
         }
+        // Only after the send, also if it failed: a stopping activator waits for this notice.
         for done in flushed {
             let _flush_timed_out = done.send(());
         }

@@ -57,6 +57,7 @@ fn read_message(mut bytes: &[u8]) -> MessageStep {
     let mut message = Vec::new();
     loop {
         match message_length(&message) {
+            // The head is checked as soon as it is there: a false length must not make the caller wait for bytes.
             Some(Err(())) => return MessageStep::Invalid,
             Some(Ok(length)) if message.len() >= MESSAGE_HEAD_BYTES + length => {
                 message.truncate(MESSAGE_HEAD_BYTES + length);
@@ -65,6 +66,7 @@ fn read_message(mut bytes: &[u8]) -> MessageStep {
             Some(Ok(_)) | None => {}
         }
         let Some(&kind) = bytes.first() else { return MessageStep::Incomplete };
+        // Clients state 3.1 or 3.3 in their first record (RFC 8446 §5.1), so only the major number is checked.
         if kind != HANDSHAKE_RECORD || bytes.get(1).is_some_and(|major| *major != 3) {
             return MessageStep::Invalid;
         }
@@ -77,6 +79,7 @@ fn read_message(mut bytes: &[u8]) -> MessageStep {
         if length == 0 {
             return MessageStep::Invalid;
         }
+        // A record may be cut by what has come so far. Its part counts, since the message may end within it.
         let (fragment, rest) = rest.split_at(length.min(rest.len()));
         message.extend_from_slice(fragment);
         bytes = rest;

@@ -174,16 +174,19 @@ impl HostCertificates {
         if certificates.is_empty() && settings.is_none() && !batch.is_snapshot {
             return;
         }
+        // Keys are parsed without the lock, which every handshake takes.
         let loaded = self.load_entries(&certificates);
         let mut held = self.write();
         for (name, loaded) in loaded {
             held.offer_to_secret(name, loaded, now_s);
         }
+        // Among changes only a removal ends a certificate. An entry without material means: not known yet.
         for (name, change) in certificates {
             if matches!(change, RouteChange::Removed(_)) {
                 held.remove_secret(name);
             }
         }
+        // A snapshot replaces the whole table, so that what it does not name was removed while no stream was open.
         if batch.is_snapshot {
             held.remove_unnamed_secrets(batch);
         }
@@ -426,16 +429,19 @@ fn offer_loaded(
     now_s: i64,
 ) -> Option<HeldCertificate> {
     match (loaded, held) {
+        // The one before stays: an old certificate serves clients, and a broken one would end all handshakes.
         (Err(fault), held) => {
             let kept = held.is_some();
             warn!(certificate = %name, %fault, kept, "certificate cannot be used");
             held
         }
+        // Without one before there is nothing to prefer, so it is used even if it is not valid now.
         (Ok(first), None) => {
             let held = HeldCertificate::new(first);
             log_in_force(name, &held);
             Some(held)
         }
+        // It waits if it is not valid yet and the one before is: clients would refuse it.
         (Ok(next), Some(mut held)) => {
             if held.offer(next, now_s) {
                 log_in_force(name, &held);

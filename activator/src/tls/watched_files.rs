@@ -153,6 +153,7 @@ impl WatchedFiles {
         looks: Vec<(FilePlace, PairLook)>,
         is_whole: bool,
     ) -> Vec<(FilePlace, FilePair)> {
+        // Counted for all first; each pair that the look has found sets its count back to 0.
         if is_whole {
             (self.is_new, self.looks_without_folder) = (false, 0);
             self.pairs.values_mut().for_each(|it| it.looks_without += 1);
@@ -161,10 +162,12 @@ impl WatchedFiles {
         }
         let mut to_read = Vec::new();
         for (place, look) in looks {
+            // While a pair is replaced, one of its files may be missing for a moment. A held pair survives that.
             let is_pair = place == FilePlace::Given || look.is_complete();
             if !is_pair && !self.is_held(&place, &look.pair.certificate) {
                 continue;
             }
+            // The certificate in force at the start stands in until the pair was read without a fault.
             let held = self.held_at_start.get(&look.pair.certificate);
             let watched =
                 self.pairs.entry(place.clone()).or_insert_with(|| WatchedPair::new(held.cloned()));

@@ -65,6 +65,7 @@ impl PodCounterRows {
         if events == 0 {
             return false;
         }
+        // A missed request was seen only by its response: it begins and ends at once, and takes no time.
         let missed = events & h1::MISSED != 0;
         let started = missed || events & h1::STARTED != 0;
         let finished = missed || events & h1::FINISHED != 0;
@@ -84,11 +85,13 @@ impl PodCounterRows {
         }
         self.add_requests(u64::from(started), u64::from(finished || aborted), now_ns);
         self.add_bytes(conn);
+        // Pipelined requests wait in the server: one connection of HTTP/1 has at most one in flight.
         if started && !missed {
             conn.http.requests_in_flight = 1;
         }
         // SAFETY: a live map value; single words.
         unsafe {
+            // Of the pod, not of the CPU: these are rare, so that an atomic addition costs little.
             if events & h1::STRAY != 0 {
                 atomic_add(&raw mut (*self.pod).stray_responses, 1);
             }
@@ -107,10 +110,12 @@ impl PodCounterRows {
         change: &h2::StreamChange,
         now_ns: u64,
     ) -> bool {
+        // Wrapping, since a checked addition brings a panic, which no eBPF program can have.
         let ended = change.answered.wrapping_add(change.aborted);
         if change.started == 0 && ended == 0 {
             return false;
         }
+        // An aborted request has no status, and its time would be the client's patience.
         if change.answered > 0 {
             self.count_response(u32::from(change.status_class), change.duration_ns);
             // SAFETY: a live map value.

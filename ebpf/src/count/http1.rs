@@ -116,6 +116,7 @@ fn read_requests_window<const WORDS: usize>(
     read: impl Fn(&mut UnlockedRead<WORDS>),
 ) -> SegmentReadEnd {
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return SegmentReadEnd::Done };
+    // The parser runs on a draft without the lock. The commit below takes it only if the connection still stands there.
     begin_unlocked_read(draft, &conn.http.h1.rx, &source);
     if draft.filled_len() > 0 {
         read(draft);
@@ -152,6 +153,7 @@ fn read_responses_window(
     // The socket is locked while it sends, so there is one sender at a time.
     // SAFETY: a live map value, which only this program uses.
     let draft = unsafe { &mut *(&raw mut conn.response_read) };
+    // Requests have a draft per CPU instead: several CPUs may receive segments of one connection.
     let source = SegmentBytes::from_packet(skb, segment);
     begin_unlocked_read(draft, &conn.http.h1.tx, &source);
     if draft.filled_len() > 0 {
@@ -176,6 +178,7 @@ fn read_responses_window(
         events |= conn.http.h1.desync_requests();
     }
     let exceeds_threshold = rows.count_http1(conn, events, status, sent_ns);
+    // Bytes of the server tell nothing of the client's protocol, so no first byte is passed.
     if events & h1::OPAQUE != 0 {
         opaque::begin_estimate(conn, 0);
     }

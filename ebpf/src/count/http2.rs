@@ -70,6 +70,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
         SegmentReadEnd::Budget => {
             // SAFETY: the program behind the array has this context's type.
             unsafe { INGRESS.tail_call(ctx, PROGRAM_MORE_HTTP2) };
+            // Reached only if the jump failed: the rest stays unread, and the next frame is not known.
             desync_requests(conn, streams);
         }
         SegmentReadEnd::Gap => {
@@ -104,11 +105,13 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
             SegmentReadEnd::Budget => {
                 // SAFETY: the program behind the array has this context's type.
                 unsafe { EGRESS.tail_call(ctx, PROGRAM_MORE_HTTP2) };
+                // Reached only if the jump failed: the rest stays unread, and the next frame is not known.
                 desync(conn, streams);
             }
             SegmentReadEnd::Gap | SegmentReadEnd::Changed => desync(conn, streams),
         }
     }
+    // A FIN counts once every byte before it was read: streams may end in these.
     if segment.fin && streams.tx.next == segment.seq.wrapping_add(segment.len) {
         end_requests(conn, socket(skb), true);
     }

@@ -139,9 +139,11 @@ pub fn egress(ctx: &SkBuffContext) -> i32 {
     let Some(segment) = packet::parse_segment(skb) else { return PASS };
     let Some(conn) = connection_of(skb) else { return PASS };
     let Some(rows) = PodCounterRows::for_slot(conn.pod_slot) else { return PASS };
+    // Helpers and the packet's time come before the lock, since no helper may be called while it is held.
     let sent_ns = packet::sent_ns(skb);
     lock(conn);
     let is_estimated = conn.http.protocol == abi::PROTOCOL_OPAQUE;
+    // A retransmission brings nothing new, and must not prolong a request. A connection of raw TCP is one request.
     if has_new_bytes(&mut conn.http.h1.tx, &segment) && is_estimated {
         let sent = conn.http.opaque_estimate.handle_server_bytes(sent_ns);
         if sent.ended {

@@ -104,6 +104,7 @@ extern "C" fn buffer_part(skb: *mut __sk_buff, offset: u32) -> u32 {
 /// Buffers the part at this offset of a segment under its sender and sequence number.
 #[inline(always)]
 fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, offset: u32) -> bool {
+    // Keyed by sender and sequence number: until the connection is established it has no socket of its own.
     let Some((remote, remote_port)) = packet::parse_sender(skb) else { return false };
     let left = segment.len.wrapping_sub(offset);
     let key = BufferedSegmentKey { remote, remote_port, seq: segment.seq.wrapping_add(offset) };
@@ -115,6 +116,7 @@ fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, offset: u32) -> 
             return true;
         }
     }
+    // A value is larger than the stack of a program (512 bytes), so a blank one comes from a map.
     let Some(blank) = BLANK.get(0) else { return false };
     if KEPT.insert(key, blank, 0).is_err() {
         return false;
@@ -129,6 +131,7 @@ fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, offset: u32) -> 
         if bpf_skb_load_bytes(skb.cast(), packet_offset, bytes, len) != 0 {
             return false;
         }
+        // Last: a reader on another CPU sees a length of 0 until all bytes are there.
         (*buffered).len = left;
         (*buffered).syn = u32::from(segment.syn);
     }

@@ -50,11 +50,13 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
     for (count, rounds, case) in CASES {
         let (mut rouse_times, mut created, mut deployment_times) =
             (Vec::new(), Vec::new(), Vec::new());
+        // Both subjects in each round, so that they meet the same state of the machine.
         for round in 0..=rounds {
             let client = &clients[round % clients.len()];
             let wake_times = wake_all(&cluster, client, &services[..count], &addresses[..count])?;
             wait_until_asleep(&cluster, "serving.knative.dev/service")?;
             let started = start_deployments(&cluster, &peers[..count])?;
+            // Pods of one subject that still end would slow the starts of the other.
             wait_until_asleep(&cluster, "app")?;
             // The first round finds caches cold.
             if round > 0 {
@@ -63,6 +65,7 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
                 deployment_times.extend(started);
             }
         }
+        // The goal is relative: a burst is bound by the node, which differs between machines.
         let max_ms = quantile(&sorted(&deployment_times), 0.99) * MAX_P99_RATIO;
         rows.push(case_row(
             case,

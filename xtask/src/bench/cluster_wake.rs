@@ -75,6 +75,7 @@ pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>
                 &patch,
             ])?;
         }
+        // No status shows that every replica has read the ConfigMap.
         sh::sleep(SETTING_EFFECTIVE_AFTER);
         rows.extend(measure_profile(&cluster, &clients, STANDARD, cluster_context)?);
     }
@@ -111,6 +112,7 @@ fn measure_profile(
         &format!("peer-{}", profile.name),
         profile.mounts_token,
     )?;
+    // Begins before the first request, or the first pods would be missing.
     let watched = ObjectWatch::watch_pods(cluster)?;
     let (mut records, mut peer_times) = (Vec::new(), Vec::new());
     // Starts of the peer are spread over the whole run, so that both meet the same state of the machine.
@@ -191,6 +193,7 @@ fn profile_rows(
         .filter(|row| row.n > 0)
         .collect();
     rows.extend(first_byte_rows(cold_starts, profile));
+    // A pod cannot respond before it listens, so only what comes behind this moment is Rouse's own time.
     let until = values(&|cold_start| cold_start.ms_until(ColdStartStage::Listening));
     // The goal of the total: 10 % above the time until `listen`, and at most a quarter of the peer's.
     let max_ms = median(&until).value * 1.1;

@@ -90,6 +90,7 @@ pub(super) fn run(ebpf: &EbpfBenchContext) -> Result<Vec<BenchRow>> {
 /// Rows: time in programs, as recorded and without the recorder's share; then rates and processor time.
 fn result_rows(output: &CountBenchOutput) -> Result<Vec<BenchRow>> {
     ensure!(!output.empty_program.is_empty(), "nothing was recorded of an empty program");
+    // The recorder's own time is in each recorded value. That of an empty program is nothing else.
     let recorder = median(&output.empty_program).value;
     let mut rows = Vec::new();
     for (case, profile) in &output.profiles {
@@ -122,6 +123,7 @@ fn result_rows(output: &CountBenchOutput) -> Result<Vec<BenchRow>> {
             &core_shares(subjects),
             core_share_goal,
         ));
+        // A virtual machine often has no counter of cycles. The machine's processor time then stands in.
         if subjects.values().all(|it| !it.cycles.is_empty()) {
             rows.extend(case_rows(
                 &format!("cycles_{case}"),

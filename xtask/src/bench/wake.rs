@@ -20,6 +20,7 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
         let host = format!("wake{index}.default.svc.cluster.local");
         let mut load = node.client_command(&context.client);
         load.args(["load", "--addr", &format!("{host}:80"), "--host", &host]);
+        // One request from a new process: no connection or cached name of an earlier one helps it.
         load.args(["--stages", "1x60s", "--requests", "1"]);
         let record =
             run_load(&mut load)?.pop().with_context(|| format!("wake {index}: no record"))?;
@@ -32,6 +33,7 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
         }
         cold_starts.push(record);
     }
+    // Read once, behind all cold starts: reading it in between would disturb them.
     let log = node.log();
     node.stop()?;
     let starts: Vec<NodeColdStart> =

@@ -37,6 +37,7 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     let mut cpu = RoundValues::new();
     for (connections, case) in CASES {
         let mut costs: Vec<(&'static str, f64)> = Vec::new();
+        // Subjects take turns, so that a slow phase of the machine meets all of them.
         let rounds = interleave(context.rounds, &subjects, |subject| {
             let measured = measure(subject, connections)?;
             costs.push((subject, measured.cpu_us / measured.count as f64));

@@ -70,6 +70,7 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
         return Ok(chart_outcome.combine(run_on_existing_cluster(file, args, builder)?));
     }
     let xtask = std::env::current_exe()?;
+    // Clusters of an earlier run that was killed would take this machine's memory.
     sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("sweep"))?;
     let rouse = builder.build_rouse()?;
     let (outcome, separate) = thread::scope(|scope| {
@@ -79,11 +80,13 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
             .is_empty()
             .then(|| scope.spawn(|| run_separate_tests(&xtask, &rouse, args, builder)));
         let outcome = run_on_shared_cluster(&xtask, &rouse, args, builder);
+        // A panic of the other thread goes on here, so that a broken test run is no success.
         let join = |it: thread::ScopedJoinHandle<'_, _>| {
             it.join().unwrap_or_else(|panic| resume_unwind(panic))
         };
         (outcome, separate.map(join))
     });
+    // Both have ended by now, so that an error of one leaves no processes of the other behind.
     let mut outcome = chart_outcome.combine(outcome?);
     if let Some(separate) = separate {
         outcome = outcome.combine(separate?);
@@ -173,6 +176,7 @@ fn check_chart(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     if checks.is_empty() {
         return Ok(TierOutcome::empty());
     }
+    // Counted as skipped, and not as passed: the chart was not checked.
     if !cluster::has_helm()? {
         let skipped_note = "; skipped chart:: (no helm: `cargo xtask chart` builds it)".into();
         let counts = TestCounts::default();
@@ -293,6 +297,7 @@ fn run_tests(
 ) -> Result<TierOutcome> {
     let mut libtest_args: Vec<&str> =
         skipped_modules.iter().flat_map(|(module, _)| ["--skip", module]).collect();
+    // A test that is named is wanted, however long it takes.
     let include_ignored = args.long || !args.names.is_empty();
     libtest_args.extend(include_ignored.then_some("--include-ignored"));
     let mut outcome = if args.names.is_empty() {

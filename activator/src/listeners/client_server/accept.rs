@@ -100,6 +100,7 @@ impl ClientConnectionServer {
             || stream.local_addr().map(|address| Entrypoint::Service(address.port()));
         let entrypoint = match stream
             .set_nodelay(true)
+            // A client whose node has died sends no FIN; without probes its connection would count forever.
             .and_then(|()| tcp_socket::keep_alive(&stream))
             .and_then(|()| entrypoint.map_or_else(service_entrypoint, Ok))
         {
@@ -110,6 +111,7 @@ impl ClientConnectionServer {
         let edge = self.forwarder.edge_policy.current();
         let is_allowed = |it: &Arc<ClientConnection>| may_accept(it, entrypoint, peer, &edge);
         let protocol = self.entrypoint_protocol(entrypoint);
+        // The peer's bound comes second. A connection that it refuses is dropped, and holds no place among all.
         let Some(client_connection) = self.connections.register().filter(is_allowed) else {
             if !matches!(protocol, PortProtocol::Http) {
                 // To a client of raw TCP an orderly end would look like an empty stream.
@@ -140,6 +142,7 @@ impl ClientConnectionServer {
                 protocol,
                 &edge,
             );
+            // Dropping the future closes the socket and releases all guards, whatever it has waited for.
             tokio::select! {
                 ended = served => if let Err(error) = ended {
                     debug!(?entrypoint, client = %peer, %error, "connection ended");

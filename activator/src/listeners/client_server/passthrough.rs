@@ -50,6 +50,7 @@ impl ClientConnectionServer {
                 }
             }
         };
+        // From here on it is one request until its end, and is not closed as idle.
         let _request_guard = client_connection.start_request();
         client_connection.set_protocol(ConnectionProtocol::Tcp);
         let request = TcpRequest {

@@ -124,7 +124,9 @@ impl ClientConnectionServer {
         };
         // At no higher level: floods must not fill logs.
         debug!(client = %peer, result = ?error.result(), error = %error_chain(&error), "handshake failed");
+        // Without a result the guard would count a client that has left.
         guard.result = Some(error.result());
+        // Counted before the refusal is sent: a client that reads it slowly must not delay the count.
         drop(guard);
         if let HandshakeError::PlainHttp(stream) = error {
             // The client is gone, or has its response, or neither comes in time.
@@ -175,6 +177,7 @@ impl ClientConnectionServer {
         };
         let handshake =
             start.into_stream_with(config, |it| it.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
+        // rustls checks the client's certificate here, so that what follows only records it.
         let stream = handshake.await?;
         if let Some(client_auth) = rules.client_auth {
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();

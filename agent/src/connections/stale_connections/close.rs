@@ -206,12 +206,14 @@ impl StaleConnectionCloser {
             ClientScanScope::AllClients => match client_namespaces(&self.cgroup) {
                 Ok(all) => all.into_iter().map(|pids| (pids, None)).collect(),
                 Err(error) => {
+                    // What is known stays closable. Taken as an empty list, it would be forgotten.
                     warn!(%error, "cannot list the processes of clients");
                     self.known_targets()
                 }
             },
             ClientScanScope::KnownConnections => self.known_targets(),
         };
+        // Taken before the scan: only of these can it say that they have closed.
         let listed = targets.iter().filter_map(|(_, connections)| connections.as_ref());
         let scanned = listed.flatten().map(DiagConnection::cookie).collect();
         let (mut clients, mut total_cpu_time) = (Vec::new(), Duration::ZERO);
@@ -220,7 +222,9 @@ impl StaleConnectionCloser {
             total_cpu_time += cpu_time;
             clients.extend(client.select_stale(draining));
         }
+        // Scans run on threads of their own, so that this thread's time is only the walk.
         total_cpu_time += thread_cpu_time().saturating_sub(cpu_before);
+        // Locked only now: watches read it meanwhile, and a scan may take long.
         let mut last_scan = lock(&self.last_scan);
         match scope {
             ClientScanScope::AllClients => last_scan.record_all(total_cpu_time, &clients),

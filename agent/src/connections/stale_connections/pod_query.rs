@@ -29,10 +29,12 @@ pub(super) type ClientPodAddresses = (SocketAddr, SocketAddr);
 pub(super) async fn query_in_use(
     connections: impl IntoIterator<Item = ClientPodAddresses>,
 ) -> BTreeMap<ClientPodAddresses, ConnectionActivity> {
+    // One query for each port of a pod: its agent answers for all clients at once.
     let mut clients_of = BTreeMap::<SocketAddr, Vec<SocketAddr>>::new();
     for (client, pod) in connections {
         clients_of.entry(pod).or_default().push(client);
     }
+    // All at the same time, because each may wait for its whole timeout.
     let mut queries = JoinSet::new();
     for (pod, clients) in clients_of {
         for chunk in clients.chunks(page::QUERY_ADDRESSES_MAX) {
@@ -48,6 +50,7 @@ pub(super) async fn query_in_use(
                     clients.into_iter().map(|(client, activity)| ((client, pod), activity)),
                 );
             }
+            // No entry means unknown, and never idle: such a connection stays open while its pod exists.
             Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not report its connections"),
             Err(panic) => debug!(%panic, "the query of a pod failed"),
         }
@@ -100,12 +103,14 @@ async fn exchange(at: SocketAddr, path: &'static str, query: String) -> io::Resu
         .header(header::HOST, at.to_string())
         .body(Full::new(Bytes::from(query)))
         .map_err(io::Error::other)?;
+    // Only the whole response counts: in a cut list, connections in use would look unknown.
     let exchange = async {
         let response = requests.send_request(request).await.map_err(io::Error::other)?;
         let status = response.status();
         if status != StatusCode::OK {
             return Err(io::Error::other(format!("status {status}")));
         }
+        // Bounded, because another program may listen at this port of the pod.
         let body = Limited::new(response.into_body(), page::BODY_BYTES_MAX).collect().await;
         let bytes = body.map_err(io::Error::other)?.to_bytes();
         str::from_utf8(&bytes).map(str::to_owned).map_err(io::Error::other)

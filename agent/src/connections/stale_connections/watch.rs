@@ -81,16 +81,20 @@ impl PodWatches {
     ) -> bool {
         let is_ended = |watch: &PodWatch| watch.task.is_finished();
         self.watches.retain(|at, watch| {
+            // A watch that has just ended stays for a moment: without the pause, each update would start it again.
             let is_recent = now < watch.begun + RESTART_PAUSE;
+            // Begin and phase set the moments of closes, so changed ones need a new watch.
             draining.get(at) == Some(&watch.draining) && (!is_ended(watch) || is_recent)
         });
         if draining.is_empty() || !self.closer.can_close_locked() {
             return false;
         }
         let pods = self.closer.known_pods();
+        // Without known pods there is nothing that a watch could find, so scans stay as they are.
         let mut are_all_watched = !pods.is_empty();
         for pod in pods {
             let Some(&address) = draining.get(&pod) else { continue };
+            // Before this phase connections close only after a long pause, which a scan finds as well.
             if !address.is_closed_in_short_pauses(now) {
                 are_all_watched = false;
                 continue;
@@ -100,6 +104,7 @@ impl PodWatches {
                 let watch = self.start(now, pod, address);
                 self.watches.insert(pod, watch);
             }
+            // A watch without its first response may be at an old agent, which does not know the query.
             are_all_watched &= self
                 .watches
                 .get(&pod)
@@ -201,6 +206,7 @@ impl WatchRound {
         let mut query = pin!(query);
         loop {
             let wake = closes.next_wake();
+            // Without a close to wait for, this branch never ends, and the query alone wakes the task.
             let next_attempt = async {
                 match wake {
                     Some(at) => sleep_until(at.into()).await,
@@ -214,6 +220,7 @@ impl WatchRound {
                 result = &mut query => return result,
             }
             let mut closing = pin!(self.close_due(closes));
+            // A completed query must not be polled again, and its result must not be lost while the close goes on.
             let mut early_result = None;
             loop {
                 tokio::select! {

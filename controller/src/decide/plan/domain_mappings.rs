@@ -169,6 +169,7 @@ fn resolve_target<'a>(
 ) -> Result<&'a AppState, ConditionReason> {
     let refused = |message: String| Err(ConditionReason::new("ResolveFailed", message));
     let DomainMappingState { target_resource: kind, target, .. } = mapping;
+    // A claim is for one namespace, so a mapping must not lead its host into another.
     if target.namespace != name.namespace {
         return refused(format!("{kind} {target} must be in namespace {:?}", name.namespace));
     }
@@ -185,6 +186,7 @@ fn resolve_target<'a>(
         (_, Some(_)) => false,
     };
     match owner {
+        // With a deletion that goes on to the pods, the target counts as gone. On Kubernetes it still serves.
         Some(app) if target_exists && !app.cascades_deletion(cluster.settings.platform) => Ok(app),
         _ if matches!(
             &**kind,
@@ -250,6 +252,7 @@ fn protocol_fault(
         }
         (true, _) => {}
     }
+    // Raw TCP gets whole connections. A path prefix on the same host would need requests to choose by.
     let all = domains.mappings_of_host(&name.namespace, host);
     let (ruled, _) = all.into_iter().find(|(_, it)| it.domain.prefix != PathPrefix::ALL)?;
     Some(format!(
@@ -300,6 +303,7 @@ pub fn update_conditions(
     };
     conditions.set(ConditionType::DomainIngress, ingress, now);
     conditions.set(ConditionType::DomainCertificate, certificate, now);
+    // A requested certificate that is missing is no obstacle where HTTP is served: its status is true then.
     let dependents = [
         ConditionType::DomainCertificate,
         ConditionType::DomainClaimed,
@@ -373,6 +377,7 @@ fn mapped_domain(
         }
         None => host_certificates::secret_of_mapping(cluster, name, mapping),
     };
+    // Also for a mapping without a demand of its own: the handshake cannot know which path follows.
     let client_auth = client_auth_lead(cluster, namespace, &domain.host)
         .and_then(|(_, lead)| client_cas::client_auth(namespace, lead));
     // A mapping of HTTP that passes TLS through has a fault.

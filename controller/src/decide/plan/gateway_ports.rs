@@ -25,6 +25,7 @@ pub(crate) fn claimable_port(
     name: &NamespacedName,
     cluster: &ClusterState,
 ) -> Option<Result<NonZeroU16, ConditionReason>> {
+    // The Route's annotation alone: one of a Revision would move the port with each rollout.
     let text = app.route_annotation(key::GATEWAY_PORT)?;
     let refused =
         |reason: &'static str, message: String| Some(Err(ConditionReason::new(reason, message)));
@@ -32,10 +33,12 @@ pub(crate) fn claimable_port(
         let message = format!("{} is {text:?}: use a port, 1 to 65535", key::GATEWAY_PORT);
         return refused("InvalidGatewayPort", message);
     };
+    // Before the setting: permission cannot make a port usable on which the activators listen themselves.
     if is_reserved_gateway_port(port, cluster.settings.activator_port_range) {
         let message = format!("Port {port} is one of the activators' own ports");
         return refused("GatewayPortReserved", message);
     }
+    // The message names the place where the operator can permit the port, which differs between installations.
     if !is_permitted(port, cluster) {
         let setting = match cluster.settings.opened_gateway_ports {
             Some(_) => "--gateway-ports of rouse up",
@@ -44,6 +47,7 @@ pub(crate) fn claimable_port(
         let message = format!("Port {port} is not permitted: it is not in {setting}");
         return refused("GatewayPortNotPermitted", message);
     }
+    // A private service has no name outside, and a port would be a way around that.
     if route_host(app, name, None, cluster).is_some_and(|it| it.is_private) {
         let message = "A service that is cluster-local has no port outside".to_owned();
         return refused("ClusterLocal", message);

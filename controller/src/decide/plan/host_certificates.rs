@@ -236,6 +236,7 @@ fn public_status(
     cluster: &ClusterState,
     previous: &ConditionStatus,
 ) -> ConditionStatus {
+    // Reported as true, because the Route wants no certificate, and has to become ready without one.
     if !is_route_enabled(app, cluster) {
         return ConditionStatus::True(Some(ConditionReason::NO_TLS));
     }
@@ -248,6 +249,7 @@ fn public_status(
         !serves_tcp(app, name, tag, cluster)
             && route_host(app, name, tag, cluster).is_some_and(|it| !it.is_private)
     };
+    // An authority cannot check names that exist inside the cluster only.
     if !tags.into_iter().any(is_public) {
         return ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", PRIVATE_NAMES)));
     }
@@ -311,6 +313,7 @@ fn certificate_status(
         let name = it.name;
         match it.state(&wanted.name.namespace, cluster) {
             RequestState::Ready => ConditionStatus::True(None),
+            // As in Knative, never taken over: two owners would overwrite each other.
             RequestState::NotOwned => ConditionStatus::False(ConditionReason::new(
                 "CertificateNotOwned",
                 format!("There is an existing certificate {name} that we don't own."),
@@ -318,11 +321,13 @@ fn certificate_status(
             // A controller that starts has read no Secret yet.
             RequestState::Unread if *previous == ConditionStatus::True(None) => previous.clone(),
             RequestState::Unread => waiting_status(name, "", cluster, is_mapping),
+            // Told apart from waiting: cert-manager regards it as done, so that no time will repair it.
             RequestState::Unusable(fault) => ConditionStatus::False(ConditionReason::new(
                 "CertificateProvisionFailed",
                 format!("The certificate {name} is ready, but {fault}"),
             )),
             RequestState::Waiting { reason, is_failed } => {
+                // With HTTP enabled a failure is only a downgrade, because clients are still served.
                 let is_failed = is_failed && !is_mapping && !is_http_enabled(cluster);
                 match is_failed {
                     true => ConditionStatus::False(ConditionReason::new(

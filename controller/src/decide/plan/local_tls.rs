@@ -64,13 +64,16 @@ pub(super) fn route_status(
     cluster: &ClusterState,
     previous: &ConditionStatus,
 ) -> Option<ConditionStatus> {
+    // `None` leaves the condition to the public names.
     if !cluster.settings.config_maps.network.cluster_local_domain_tls {
         return None;
     }
+    // True, since nothing will change it: as unknown or false it would keep the Route unready.
     if !cluster.settings.signs_local_certificates {
         let reason = ConditionReason::new("TLSNotEnabled", NO_SIGNER);
         return Some(ConditionStatus::True(Some(reason)));
     }
+    // Raw TCP is passed on as it is, and needs no certificate of ours.
     let service = |allocation: &RouteNameAllocation| {
         let tag = allocation.tag.as_deref();
         let service =
@@ -78,6 +81,7 @@ pub(super) fn route_status(
         (!serves_tcp(app, name, tag, cluster)).then_some(service)
     };
     let mut services = app.allocations().iter().filter_map(service).peekable();
+    // A Route of which every name is raw TCP serves no https.
     services.peek()?;
     let is_signed = |service: &NamespacedName| {
         cluster.local_certificates.get(service).is_some_and(|it| it.material.is_some())
@@ -85,6 +89,7 @@ pub(super) fn route_status(
     let missing = services.find(|service| !is_signed(service));
     Some(match missing {
         None => ConditionStatus::True(None),
+        // A controller that starts signs all certificates again, and Routes must stay ready meanwhile.
         Some(_) if *previous == ConditionStatus::True(None) => previous.clone(),
         Some(service) => {
             let message = format!("Certificate {}-local is not ready.", service.name);

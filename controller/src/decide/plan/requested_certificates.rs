@@ -131,8 +131,10 @@ pub(super) fn possible_route_certificates(
         annotations: &annotations,
     };
     let rules = host_name_rules(cluster);
+    // By the Route's labels, which may choose another domain than the default one (`config-domain`).
     let domain = rules.matching_domain(&inputs).unwrap_or_default();
     let certificate = |tag: Option<&str>| {
+        // With raw TCP a Route has no host of its own outside, so there is no name to certify.
         if serves_tcp(app, name, tag, cluster) {
             return None;
         }

@@ -159,8 +159,10 @@ impl AuthorityManager {
         now: SystemTime,
         now_s: u64,
     ) -> Result<(), AuthorityError> {
+        // The newest authority may not sign yet: components must trust it before they meet its certificates.
         let authority = all.signing_authority(&COMPONENT_SCHEDULE, now_s);
         let authority = authority.ok_or(AuthorityError::NoAuthority)?;
+        // The signer is compared too: time alone makes a trusted authority the one that signs.
         let changed =
             state.authorities_in_use != *all || state.signer_created_s != authority.made_s;
         if changed {
@@ -173,6 +175,7 @@ impl AuthorityManager {
             let signer = CertificateSigner::new(authority)?;
             let signing = SigningAuthority { signer, authorities };
             self.signing.send_replace(Some(Arc::new(signing)));
+            // Only at the end, so that a failure above is tried again in the next round.
             state.authorities_in_use = all.clone();
             state.signer_created_s = authority.made_s;
         }
@@ -180,9 +183,11 @@ impl AuthorityManager {
         let is_fresh = state.renew_at.is_some_and(|at| now < at && at < now + CERTIFICATE_LIFETIME);
         if changed || !is_fresh {
             let signing = self.signing().ok_or(AuthorityError::NoAuthority)?;
+            // At once after a change of the signer: the old authority is trusted for one more overlap only.
             let own_certificate = signing.signer.issue_own(&self.own_identity, now)?;
             self.credentials
                 .set_certificate(vec![own_certificate.certificate], own_certificate.key)?;
+            // At half of the lifetime, which leaves the other half for rounds that fail.
             state.renew_at = Some(now + CERTIFICATE_LIFETIME / 2);
         }
         Ok(())
@@ -196,6 +201,7 @@ pub(super) async fn refresh_stored(
     now: SystemTime,
     is_leader: bool,
 ) -> Result<CertificateAuthorities, AuthorityError> {
+    // The version goes along with the text: the write below is refused if another replica has written meanwhile.
     let loaded = store.load().await.map_err(store_error("read the authorities"))?;
     let (all, version) = match &loaded {
         Some((text, version)) => (

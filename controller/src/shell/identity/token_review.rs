@@ -66,6 +66,7 @@ pub fn identity_of_token(
     reviewed: &TokenReviewResult,
     namespace: &str,
 ) -> Result<CertificateIdentity, CertificateRefusal> {
+    // All other fields are empty or meaningless for a token that the API server does not know.
     if !reviewed.is_authentic {
         return Err(CertificateRefusal::NotAuthentic);
     }
@@ -74,11 +75,14 @@ pub fn identity_of_token(
         return Err(CertificateRefusal::WrongAudience);
     }
     let unknown_account = || CertificateRefusal::UnknownAccount { user: reviewed.user.clone() };
+    // Kubernetes reserves this prefix for service accounts.
     let account =
         reviewed.user.strip_prefix("system:serviceaccount:").ok_or_else(unknown_account)?;
     let (account_namespace, name) = account.split_once(':').ok_or_else(unknown_account)?;
+    // An account of the same name in another namespace belongs to that namespace's users.
     let mut accounts = SERVICE_ACCOUNTS.iter().filter(|_| account_namespace == namespace);
     let (_, role) = accounts.find(|(account, _)| name == *account).ok_or_else(unknown_account)?;
+    // The node and the pod come from the token's binding and never from the client, so one agent cannot act as another.
     let extra_value = |key: &str, what| match reviewed.extra.get(key).map(Vec::as_slice) {
         // Only one of several values could be right, and it is unknown which.
         Some([one]) if !one.is_empty() => Ok(one.as_str()),

@@ -203,6 +203,7 @@ impl ServedKind {
     ) -> io::Result<bool> {
         let is_streamed_list = request.parameter("sendInitialEvents") == Some("true");
         let since = request.parameter("resourceVersion").unwrap_or("0");
+        // A watch from version 0 begins with all objects, as the Kubernetes API defines it for an unset version, too.
         let begins_with_all = is_streamed_list || matches!(since, "" | "0");
         // Without a history only the present version can be continued, as after a compaction.
         if !begins_with_all && since != self.version.to_string() {
@@ -218,6 +219,7 @@ impl ServedKind {
                 lines.clear();
             }
         }
+        // A client of WatchList waits for this bookmark, which ends its initial list.
         if is_streamed_list {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
             lines += &bookmark_line(index, self.version, &annotations);
@@ -226,6 +228,7 @@ impl ServedKind {
         if !lines.is_empty() {
             stream.write_all(&encode_chunk(&lines))?;
         }
+        // Under the lock that events take, so that none comes before the list or is missed.
         self.watches.push(stream.try_clone()?);
         Ok(true)
     }

@@ -155,6 +155,7 @@ impl RunningProxy {
         set: ServiceSet,
     ) -> Result<(Self, ProxyStart)> {
         let node = BenchNode::create(subject.name())?;
+        // The server is in the node's namespace, so that no traffic of the API leaves it.
         let listener = node.listen(BenchNetns::Node, SERVER_ADDRESS)?;
         let first = objects::node_objects(NODE_ADDRESS).into_iter();
         let objects = first.chain(set.service_objects()).chain(set.endpoint_slices());
@@ -169,14 +170,17 @@ impl RunningProxy {
             ServiceProtocol::Tcp => None,
             ServiceProtocol::Udp => Some(DatagramServer::start(&node, &client)?),
         };
+        // Before the proxy: a client that starts later would miss the first answers.
         let waiting = start_waiting_client(&node, &client, set)?;
         let started_us = unix_us();
         let child = command.spawn().with_context(|| format!("cannot start {}", subject.name()))?;
         let process = ProxyProcess { child, cgroup: node.cgroup(BenchCgroup::Proxy), log };
+        // Made before the wait, so that an error ends the process and removes the node.
         let mut proxy =
             Self { subject, process, _datagram_server: datagram_server, server, node, client, set };
         let answers = proxy.wait_for_answers(waiting)?;
         let seconds = match answers.answered {
+            // No answer is no time of 0.
             0 => f64::NAN,
             _ => answers.last_us.saturating_sub(started_us) as f64 / 1e6,
         };

@@ -42,6 +42,7 @@ fn measure_subject(
     subject: &str,
     labels: &str,
 ) -> Result<LostCounts> {
+    // Two paths: on the pods' own node, and over the network between nodes.
     let find = |is_own: bool| clients.iter().find(|client| (client.node == PODS_NODE) == is_own);
     let own = find(true).context("a client is on the pods' node")?;
     let other = find(false).context("a client is on another node")?;
@@ -55,6 +56,7 @@ fn measure_subject(
         ..DeploymentManifest::default()
     };
     cluster.create(&manifest.text())?;
+    // One pod before the load begins, or its first requests would be lost by the setup.
     scale(cluster, &name, 1)?;
     let address = cluster.cluster_ip(&name)?;
     let start = |client, place: &str| {
@@ -62,6 +64,7 @@ fn measure_subject(
         SteadyLoad::start(cluster_context, cluster, client, &address, &records)
     };
     let (mut own_load, mut other_load) = (start(own, "own-node")?, start(other, "other-node")?);
+    // Never to 0: with a pod left at each moment, each lost request is the subject's fault.
     for pods in [3, 1].repeat(SCALING_CYCLES as usize) {
         scale(cluster, &name, pods)?;
     }

@@ -61,6 +61,7 @@ impl GatewayBenchOutput {
 fn case_figures_rows(case: &str, figures: &CaseFigures) -> Vec<BenchRow> {
     let values = |figure: &str| figure_values(figures, figure);
     let own = |figure: &str, unit, goal| subject_rows(case, unit, &values(figure), goal);
+    // A case may have several figures, each with its own unit; the suffix keeps their rows apart.
     let named = |suffix: &str, figure: &str, unit, goal| {
         subject_rows(&format!("{case}{suffix}"), unit, &values(figure), goal)
     };
@@ -98,6 +99,7 @@ fn rate_rows(case: &str, figures: &CaseFigures) -> Vec<Vec<BenchRow>> {
     let rates = figure_values(figures, "req_s_core");
     let goal = if case.starts_with("h1_") { H1_GOAL } else { BenchGoal::None };
     let ratio = |suffix: &str, unit, peers: &[&str], least| {
+        // Ratios are taken within one round, so that a slow phase of the machine meets both sides.
         let ratios = peer_ratios(&rates, peers, f64::max);
         vec![case_row(
             &format!("{case}{suffix}"),
@@ -117,6 +119,7 @@ fn rate_rows(case: &str, figures: &CaseFigures) -> Vec<Vec<BenchRow>> {
     }
     let seen = figure_values(figures, "req_s");
     parts.push(subject_rows(&format!("{case}_seen"), "req/s", &seen, BenchGoal::None));
+    // A client at the limit of its core measures itself: this row shows it.
     let client_core: Vec<f64> =
         figure_values(figures, "client_core_percent").into_values().flatten().collect();
     let client_case = format!("{case}_client_core");
