@@ -30,6 +30,7 @@ use harness::{ActivatorFixture, GET, LONG, OK, read_head, revision, start_pod, s
 use http_body_util::BodyExt as _;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use nix::sys::socket::sockopt;
 use rustls::{ClientConfig, ClientConnection};
 use tls_client::{HOST, TlsClient, client_config, handshake, set_default};
 use tokio::{
@@ -203,6 +204,8 @@ impl ActivatorProcessFixture {
 
 async fn connect_from(source: Ipv4Addr, port: u16) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
+    // The port is chosen for the whole four-tuple: connections of tests before this one wait for their end on many others.
+    nix::sys::socket::setsockopt(&socket, sockopt::IpBindAddressNoPort, &true).unwrap();
     socket.bind((source, 0).into()).unwrap();
     socket.connect((Ipv4Addr::LOCALHOST, port).into()).await.unwrap()
 }

@@ -200,7 +200,7 @@ async fn a_client_needs_the_certificate_that_its_host_requires() {
     fixture.apply_change(|table| drop(table.client_cas.insert(ca_name(), entry)));
     let address = start_pod_with(|stream, _| greet_and_echo(stream)).await;
     fixture.add_ready_pod("p", address);
-    let shown = client_auth_config(ALL_VERSIONS, &[], &clients.issue(&["client.example"]));
+    let shown = client_auth_config(ALL_VERSIONS, &[], &clients.issue_client("client.example"));
     let mut client = open(fixture.outside_tls, shown, HOST).await.unwrap();
     assert_served(&mut client).await;
     // In TLS 1.3, a client may learn of the refusal only behind its own part.
