@@ -114,6 +114,21 @@ async fn a_request_by_tls_wakes_the_service() {
     assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
 }
 
+/// Another replica of the controller may have told clients of the service, and has signed earlier.
+#[tokio::test]
+async fn a_handshake_waits_for_a_certificate_that_is_signed_a_little_later() {
+    let (mut fixture, authority) = (ActivatorFixture::new().await, TestAuthority::new());
+    set_local_tls(&mut fixture, None);
+    let opening = tokio::spawn(open(own_port(&fixture), client_config(&[]), LOCAL_HOST));
+    // Long enough for a refusal.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let issued = authority.issue(&[LOCAL_HOST]);
+    set_local_tls(&mut fixture, Some(&issued));
+    let client = opening.await.unwrap().unwrap();
+    assert!(presented(&client) == leaf(&issued));
+    assert_eq!(handshakes(&fixture, "complete"), 1.0);
+}
+
 /// The default certificate is for hosts outside, and clients inside trust another authority.
 #[tokio::test]
 async fn no_other_certificate_takes_the_place_of_a_missing_one() {
