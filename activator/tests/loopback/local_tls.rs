@@ -114,6 +114,19 @@ async fn a_request_by_tls_wakes_the_service() {
     assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
 }
 
+/// No Revision shows its protocol. Bytes of TLS show no request of HTTP either, and the connection would be reset.
+#[tokio::test]
+async fn a_service_without_revisions_responds_to_clients_of_tls() {
+    let (mut fixture, authority) = (ActivatorFixture::new().await, TestAuthority::new());
+    set_local_tls(&mut fixture, Some(&authority.issue(&[LOCAL_HOST])));
+    fixture.apply_change(|table| table.services.get_mut(&service()).unwrap().targets.clear());
+    let mut client = open(own_port(&fixture), client_config(&[]), LOCAL_HOST).await.unwrap();
+    send(&mut client, GET).await;
+    let response = read_rest(&mut client).await;
+    assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
+    assert!(fixture.exchange(GET).await.starts_with("HTTP/1.1 503 "));
+}
+
 /// Another replica of the controller may have told clients of the service, and has signed earlier.
 #[tokio::test]
 async fn a_handshake_waits_for_a_certificate_that_is_signed_a_little_later() {
