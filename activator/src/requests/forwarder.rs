@@ -182,7 +182,10 @@ impl RequestForwarder {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
-        let goes_direct = matches!(pending.entrypoint, Entrypoint::Service(_))
+        // Connects to the port of https always go to activators: another connection would come here as well.
+        let may_go_direct =
+            matches!(pending.entrypoint, Entrypoint::Service(_)) && !pending.client.is_tls;
+        let goes_direct = may_go_direct
             && self.should_use_direct_path(
                 &pending.service,
                 &pending.revision,

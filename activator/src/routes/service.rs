@@ -81,14 +81,15 @@ impl From<Arc<RoutedService>> for ServiceMatch {
 
 impl RoutedService {
     /// Returns true if a connection to its port is one request of raw TCP. Without a protocol of its own, it is so if
-    /// all of its Revisions in the table speak raw TCP. `None`: the table contains none of its Revisions.
+    /// all of its Revisions in the table speak raw TCP. `None`: the table contains none of its Revisions, and it serves
+    /// no https inside the cluster, which no service of raw TCP does.
     pub fn takes_raw_tcp(&self) -> Option<bool> {
         let is_tcp = |protocol: AppProtocol| protocol == AppProtocol::Tcp;
         if let Some(protocol) = self.protocol {
             return Some(is_tcp(protocol));
         }
         let mut known = self.targets.iter().filter_map(|it| it.revision.protocol());
-        let first = known.next()?;
+        let Some(first) = known.next() else { return self.serves_local_tls.then_some(false) };
         Some(is_tcp(first) && known.all(is_tcp))
     }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    io::Write as _,
     net::{Ipv4Addr, SocketAddr},
     num::NonZeroU16,
     sync::Arc,
@@ -371,6 +372,25 @@ async fn a_wildcard_passes_tls_of_the_names_below_it_through() {
         client.write_all(&client_hello(host)).await.unwrap();
         assert_received(&mut client, expected).await;
     }
+}
+
+/// The kernel has accepted its connection, so that no other activator can serve it.
+#[tokio::test]
+async fn a_passthrough_client_that_comes_just_before_the_stop_reaches_the_pod() {
+    let mut fixture = start_with_port(unused_port()).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    fixture.apply_change(|table| {
+        let rules = passthrough_rules("db.example");
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+    });
+    let hello = client_hello("db.example");
+    // Without an await, so that the activator sees the connection and the stop at the same time.
+    let mut client = std::net::TcpStream::connect(fixture.outside_tls).unwrap();
+    client.write_all(&hello).unwrap();
+    fixture.shutdown.cancel();
+    client.set_nonblocking(true).unwrap();
+    let mut client = TcpStream::from_std(client).unwrap();
+    assert_received(&mut client, &[&b"220 ready\n"[..], &hello].concat()).await;
 }
 
 /// The look at the ClientHello takes time of the handshake.

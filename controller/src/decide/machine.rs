@@ -126,8 +126,8 @@ pub struct ControllerStateMachine {
     unnamed_client_cas: BTreeMap<NamespacedName, UnnamedClientCa>,
     /// Number of certificates for names inside the cluster that were requested so far.
     local_requests: u64,
-    /// True if the wanted certificates for names inside the cluster have changed in this step.
-    local_certificates_changed: bool,
+    /// Services that have begun or ended in this step to want a certificate for their names inside the cluster.
+    changed_local_certificates: BTreeSet<NamespacedName>,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -163,7 +163,7 @@ impl ControllerStateMachine {
             unnamed_certificates: BTreeMap::new(),
             unnamed_client_cas: BTreeMap::new(),
             local_requests: 0,
-            local_certificates_changed: false,
+            changed_local_certificates: BTreeSet::new(),
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),

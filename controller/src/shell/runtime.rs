@@ -276,8 +276,9 @@ impl ControllerRuntime {
         if let Some(names) = effects.named_client_cas.take() {
             self.named_client_cas.send_replace(names);
         }
-        if let Some(wanted) = effects.local_certificates.take() {
-            self.local_certificates.send_replace(wanted);
+        let changed = std::mem::take(&mut effects.local_certificates);
+        if !changed.is_empty() {
+            self.local_certificates.send_modify(|wanted| change_requests(wanted, changed));
         }
     }
 
@@ -534,6 +535,20 @@ fn children_missing_error(missing: &[ObjectPartKey]) -> WriteError {
     WriteError { reason: "ChildrenMissing", message }
 }
 
+/// Applies changes to the requests of certificates: the number of each request, or `None` where one has ended.
+fn change_requests(
+    wanted: &mut BTreeMap<NamespacedName, u64>,
+    changed: BTreeMap<NamespacedName, Option<u64>>,
+) {
+    for (service, request) in changed {
+        if let Some(request) = request {
+            wanted.insert(service, request);
+        } else {
+            wanted.remove(&service);
+        }
+    }
+}
+
 fn apply_to_node_spec(spec: &mut LocalNodeSpec, effects: &ControllerEffects) {
     for pod in &effects.pods_to_start {
         spec.pods.insert(pod.uid.clone(), pod.clone());
@@ -592,6 +607,15 @@ mod tests {
                 return fields.map(|at| text(at).to_owned());
             }
         }
+    }
+
+    #[test]
+    fn requests_of_certificates_begin_change_and_end() {
+        let name = |name: &str| NamespacedName::new("default", name);
+        let mut wanted = BTreeMap::from([(name("a"), 1), (name("b"), 2)]);
+        let changed = [(name("a"), None), (name("b"), Some(3)), (name("c"), Some(4))];
+        change_requests(&mut wanted, changed.into());
+        assert_eq!(wanted, BTreeMap::from([(name("b"), 3), (name("c"), 4)]));
     }
 
     /// Starts a runtime with a writer, which does not run, and a recorder of Events.

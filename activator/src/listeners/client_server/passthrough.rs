@@ -74,12 +74,12 @@ impl ClientConnectionServer {
         if !self.forwarder.routes.has_passthrough_hosts() {
             return None;
         }
-        let host = tokio::select! {
-            biased;
-            host = timeout_at(deadline, peek_host(stream)) => host.ok()??,
-            // A client that has sent its ClientHello by now is served; a silent one must not delay the stop.
-            () = self.forwarder.close_when_idle.cancelled() => return None,
+        // Also while the activator stops, a client that has begun is served. A silent one must not delay the stop.
+        let look = async {
+            self.peek_first_byte(stream).await.ok()?;
+            peek_host(stream).await
         };
+        let host = timeout_at(deadline, look).await.ok()??;
         self.forwarder.routes.passthrough_service(&host)
     }
 }

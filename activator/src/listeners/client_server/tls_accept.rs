@@ -1,13 +1,13 @@
 //! Shell: the handshake of a client's connection of TLS: its name, the certificate for it, and the end of failed ones.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use common::{link::error_chain, wire::NamespacedName};
 use rustls::{ServerConfig, server::Acceptor};
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_rustls::LazyConfigAcceptor;
 use tracing::debug;
@@ -28,6 +28,11 @@ use crate::{
 const UNRECOGNIZED_NAME: u8 = 112;
 /// Alert `internal_error`: the fault is not the client's.
 const INTERNAL_ERROR: u8 = 80;
+/// Time for the certificate of names inside the cluster. The controller that this activator follows signs its own, and
+/// may do so a little later than another one that has told clients of it.
+const LOCAL_CERTIFICATE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time between two looks for it.
+const LOCAL_CERTIFICATE_INTERVAL: Duration = Duration::from_millis(20);
 /// Response to a client that speaks HTTP without TLS.
 const PLAIN_HTTP_RESPONSE: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\
     content-type: text/plain; charset=utf-8\r\n\
@@ -161,7 +166,7 @@ impl ClientConnectionServer {
         }
         let rules = outside.map(|it| routes.handshake_rules(it)).unwrap_or_default();
         let chosen = match local {
-            Some(certificate) => self.local_config(certificate),
+            Some(certificate) => self.wait_for_local_config(certificate).await,
             None => self.choose_config(&rules, name.as_deref()),
         };
         let config = match chosen {
@@ -208,13 +213,22 @@ impl ClientConnectionServer {
         ca.config(&certificate, client_auth.is_optional).map_err(HandshakeError::Settings)
     }
 
-    /// Returns the settings of a handshake for names inside the cluster. No other certificate takes the place of
+    /// Waits for the settings of a handshake for names inside the cluster. No other certificate takes the place of
     /// theirs, since clients would not trust it.
-    fn local_config(&self, name: &NamespacedName) -> Result<Arc<ServerConfig>, HandshakeError> {
-        let certificate = self.forwarder.certificates.find(name);
-        let certificate =
-            certificate.ok_or_else(|| HandshakeError::NoCertificate(name.to_string()))?;
-        Ok(Arc::clone(&certificate.config))
+    async fn wait_for_local_config(
+        &self,
+        name: &NamespacedName,
+    ) -> Result<Arc<ServerConfig>, HandshakeError> {
+        let begun = Instant::now();
+        loop {
+            if let Some(certificate) = self.forwarder.certificates.find(name) {
+                return Ok(Arc::clone(&certificate.config));
+            }
+            if begun.elapsed() >= LOCAL_CERTIFICATE_TIMEOUT {
+                return Err(HandshakeError::NoCertificate(name.to_string()));
+            }
+            sleep(LOCAL_CERTIFICATE_INTERVAL).await;
+        }
     }
 
     /// Waits for the client's first byte, which stays unread. Fails if none comes before the client closes, or soon

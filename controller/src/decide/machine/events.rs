@@ -137,9 +137,9 @@ pub struct ControllerEffects {
     pub named_secrets: Option<BTreeSet<NamespacedName>>,
     /// Secrets whose authorities of client certificates are to be read, all of them. `None`: the set has not changed.
     pub named_client_cas: Option<BTreeSet<NamespacedName>>,
-    /// Services whose names inside the cluster need a certificate, all of them, each with the number of its request.
-    /// `None`: the set has not changed.
-    pub local_certificates: Option<BTreeMap<NamespacedName, u64>>,
+    /// Services whose names inside the cluster have begun to need a certificate, each with the number of its request.
+    /// `None`: the service needs none any more.
+    pub local_certificates: BTreeMap<NamespacedName, Option<u64>>,
     /// Number of named Secrets in each state. `None`: no state has changed.
     pub certificate_counts: Option<CertificateCounts>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.

@@ -26,7 +26,7 @@ impl ControllerStateMachine {
             all.remove(service);
             self.routes.remove(&RouteKey::Certificate(service.with_port(LOCAL_TLS_PORT)));
         }
-        self.local_certificates_changed = true;
+        self.changed_local_certificates.insert(service.clone());
     }
 
     /// Handles a certificate that was signed. One that nothing wants any more is dropped.
@@ -45,13 +45,15 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Passes the wanted certificates to their signer, if a step has changed them.
+    /// Passes the changes of a step to the wanted certificates on to their signer. There may be ten thousand others.
     pub(super) fn pass_local_certificates(&mut self) {
-        if std::mem::take(&mut self.local_certificates_changed) {
-            let all = self.cluster.local_certificates.iter();
-            self.effects.local_certificates =
-                Some(all.map(|(service, state)| (service.clone(), state.request)).collect());
-        }
+        let all = &self.cluster.local_certificates;
+        let request = |service: NamespacedName| {
+            let request = all.get(&service).map(|it| it.request);
+            (service, request)
+        };
+        let changed = std::mem::take(&mut self.changed_local_certificates);
+        self.effects.local_certificates.extend(changed.into_iter().map(request));
     }
 
     fn update_local_certificate_route(&self, service: &NamespacedName) {

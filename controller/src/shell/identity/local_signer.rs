@@ -35,6 +35,8 @@ use crate::{
 const FIRST_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two reads of the Secret once there is an authority. Certificates are renewed at the same times.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
+/// Shortest interval between two rounds. Each walks over all services, of which many may be created one by one.
+const MIN_ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The authority that signs now.
 #[derive(Debug)]
@@ -75,6 +77,7 @@ impl LocalCertificateSigner {
         let mut wanted = self.runtime.wanted_local_certificates();
         let mut next_refresh = Instant::now();
         loop {
+            let next_round = Instant::now() + MIN_ROUND_INTERVAL;
             // Copied: no event may be stepped while the set is borrowed.
             let services = wanted.borrow_and_update().clone();
             if !services.is_empty() {
@@ -90,6 +93,9 @@ impl LocalCertificateSigner {
                 changed = wanted.changed() => if changed.is_err() { return },
                 () = sleep_until(next_refresh), if !services.is_empty() => {}
                 () = shutdown.cancelled() => return,
+            }
+            if shutdown.run_until_cancelled(sleep_until(next_round)).await.is_none() {
+                return;
             }
         }
     }

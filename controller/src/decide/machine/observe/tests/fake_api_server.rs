@@ -82,6 +82,8 @@ pub(super) struct FakeApiServer {
     pub(super) named_secrets: BTreeSet<NamespacedName>,
     /// Secrets that the reader of the leader is to read for authorities of client certificates.
     pub(super) named_client_cas: BTreeSet<NamespacedName>,
+    /// Changes to the certificates that the signer of the leader is to sign, in their order.
+    pub(super) local_requests: Vec<(NamespacedName, Option<u64>)>,
     /// Number of named Secrets in each state.
     pub(super) certificate_counts: CertificateCounts,
 }
@@ -127,6 +129,7 @@ impl FakeApiServer {
             pod_reads_of_other: Vec::new(),
             named_secrets: BTreeSet::new(),
             named_client_cas: BTreeSet::new(),
+            local_requests: Vec::new(),
             certificate_counts: CertificateCounts::default(),
         };
         let activator = json!({
@@ -177,6 +180,7 @@ impl FakeApiServer {
             if let Some(named) = effects.named_client_cas {
                 self.named_client_cas = named;
             }
+            self.local_requests.extend(effects.local_certificates);
             if let Some(counts) = effects.certificate_counts {
                 self.certificate_counts = counts;
             }

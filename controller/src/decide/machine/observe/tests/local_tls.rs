@@ -125,6 +125,20 @@ fn without_the_setting_nothing_of_https_is_left() {
     assert!(api_server.table().certificates.is_empty());
 }
 
+/// Ten thousand services may be created one by one.
+#[test]
+fn the_signer_gets_only_the_services_that_have_changed() {
+    let mut api_server = start_enabled();
+    assert_eq!(std::mem::take(&mut api_server.local_requests), [(name("hello"), Some(1))]);
+    api_server.apply_service("other", "other:v1", 0, Value::Null);
+    assert_eq!(std::mem::take(&mut api_server.local_requests), [(name("other"), Some(2))]);
+    sign(&mut api_server, "hello");
+    assert!(api_server.local_requests.is_empty(), "{:?}", api_server.local_requests);
+    api_server.delete_as_user(ResourceKind::KnativeService, "other");
+    assert_eq!(api_server.local_requests.last(), Some(&(name("other"), None)));
+    assert_eq!(wanted(&api_server), [(name("hello"), 1)]);
+}
+
 /// The signer may never have seen the service gone, and signs by the number of the request.
 #[test]
 fn a_service_that_is_made_again_is_a_new_request() {
