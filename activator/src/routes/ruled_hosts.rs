@@ -107,6 +107,16 @@ impl RuledHosts {
         (certificate, domains().find_map(|it| it.client_auth.clone()))
     }
 
+    /// Returns true if the host itself has rules.
+    pub(crate) fn has_host(&self, host: &str) -> bool {
+        !host.starts_with('.') && self.by_host.contains_key(host)
+    }
+
+    /// Returns true if the host itself has rules, or a wildcard covers it.
+    pub(crate) fn covers(&self, host: &str) -> bool {
+        self.rules_of(host).is_some()
+    }
+
     /// Rules of a host: its own, else those of the wildcard that covers it with one label.
     fn rules_of(&self, host: &str) -> Option<&HostPathRules> {
         if self.by_host.is_empty() || host.starts_with('.') {
@@ -126,7 +136,7 @@ impl RuleOwners {
 impl RuledDomain {
     fn service_match(&self) -> ServiceMatch {
         let (service, domain_index) = (Arc::clone(&self.service), Some(self.domain_index));
-        ServiceMatch { service, domain_index }
+        ServiceMatch { service, domain_index, gateway_rule: None }
     }
 
     fn domain(&self) -> Option<&MappedDomain> {

@@ -9,6 +9,7 @@ mod debug_pages;
 mod failure_responses;
 mod faults;
 mod forward;
+mod gateway_api;
 #[path = "../h2c/mod.rs"]
 mod h2c;
 #[path = "../harness/mod.rs"]
