@@ -30,6 +30,7 @@ mod certificates;
 mod client_cas;
 pub mod conditions;
 mod domain_mappings;
+mod gateway_api;
 pub mod name_registry;
 pub(crate) mod nodes;
 mod pod_resize;
@@ -55,6 +56,12 @@ pub use client_cas::{ClientAuthSpec, ClientCaRead, ClientCaState, ObservedClient
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
+};
+pub use gateway_api::{
+    AllowedNamespaces, BackendSpec, ClusterService, GATEWAY_CONTROLLER, GATEWAY_GROUP,
+    GATEWAY_SERVICE, GatewayAddress, GatewayClassState, GatewayState, HttpRouteState, ListenerSpec,
+    ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition, ReferenceGrant,
+    RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
 };
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
@@ -113,6 +120,8 @@ pub struct ClusterState {
     pub requests: ObservedRequests,
     /// Authorities of client certificates of the Secrets that DomainMappings name.
     pub client_cas: ObservedClientCas,
+    /// Objects of the Gateway API, with the Services that its routes may lead to.
+    pub gateway_api: ObservedGatewayApi,
     /// Nodes, as far as decisions depend on them.
     pub nodes: ObservedNodes,
     /// Ingress policies, which decide the clients whose requests may wait.
@@ -246,6 +255,7 @@ impl Default for ClusterState {
             certificates: ObservedCertificates::default(),
             requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
+            gateway_api: ObservedGatewayApi::default(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),
             terminating_namespaces: BTreeSet::new(),

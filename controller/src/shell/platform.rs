@@ -48,6 +48,7 @@ use crate::{
 
 mod certificate_watches;
 mod client_pods;
+mod gateway_watches;
 pub mod named_secrets;
 mod pod_reads;
 mod workloads;
@@ -177,8 +178,8 @@ impl KubernetesPlatform {
             let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
             let waits_for_more = (unlisted.is_empty() && !synced.is_set()).then(|| {
-                "pods that network policies admit, workloads of scaled Services, or requested certificates are not \
-                 listed yet, or named Secrets not read"
+                "pods that network policies admit, workloads of scaled Services, requested certificates or Gateways \
+                 are not listed yet, or named Secrets not read"
                     .to_owned()
             });
             // A certificate that never comes must not keep the replica unready: it still serves routes.
@@ -207,12 +208,16 @@ impl KubernetesPlatform {
         let certificates_listed = OnceSignal::new();
         let mut certificate_watch =
             std::pin::pin!(self.watch_certificates(certificates_listed.clone(), &shutdown));
-        let later = [&clients_listed, &workloads_listed, &certificates_listed];
+        let gateways_listed = OnceSignal::new();
+        let mut gateway_watch =
+            std::pin::pin!(self.watch_gateways(gateways_listed.clone(), &shutdown));
+        let later = [&clients_listed, &workloads_listed, &certificates_listed, &gateways_listed];
         tokio::select! {
             () = self.wait_for_later_lists(later) => {}
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
             () = certificate_watch.as_mut() => {}
+            () = gateway_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.runtime.step(ControllerEvent::InitialListSynced);
@@ -229,6 +234,7 @@ impl KubernetesPlatform {
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
             () = certificate_watch.as_mut() => {}
+            () = gateway_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.synced.set();
@@ -247,6 +253,7 @@ impl KubernetesPlatform {
             () = client_watch => {}
             () = workload_watch => {}
             () = certificate_watch => {}
+            () = gateway_watch => {}
             () = secret_reads => {}
             () = shutdown.cancelled() => {}
         }
@@ -258,7 +265,7 @@ impl KubernetesPlatform {
     /// Waits for the lists without which the first routes would be wrong, if they are needed.
     async fn wait_for_later_lists(
         &self,
-        [clients_listed, workloads_listed, certificates_listed]: [&OnceSignal; 3],
+        [clients_listed, workloads_listed, certificates_listed, gateways_listed]: [&OnceSignal; 4],
     ) {
         // A policy that names pods waits until these are known, and the first routes would admit all clients.
         if *self.needs_client_pods.borrow() {
@@ -272,6 +279,8 @@ impl KubernetesPlatform {
         if *self.runtime.request_watch_need().borrow() {
             certificates_listed.wait().await;
         }
+        // Hosts of Gateways would be served no more until their objects are known.
+        gateways_listed.wait().await;
     }
 
     /// Serves the admission webhook. If that is impossible, everything else continues without it.

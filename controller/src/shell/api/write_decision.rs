@@ -149,7 +149,9 @@ pub fn next_write(
                 return WriteAction::None;
             };
             // The renderer of the status may not know the generation of the object that was applied.
-            if status.get("observedGeneration").is_none() && observed.generation > 0 {
+            let lacks_generation =
+                key.resource.has_status_generation() && status.get("observedGeneration").is_none();
+            if lacks_generation && observed.generation > 0 {
                 status["observedGeneration"] = json!(observed.generation);
             }
             let desired_hash = stable_json_hash(&status);

@@ -28,6 +28,7 @@ mod containers;
 mod deletion;
 mod fake_api_server;
 mod fields;
+mod gateway_api;
 mod inherited_metadata;
 mod long_names;
 mod name_conflicts;
