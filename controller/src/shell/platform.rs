@@ -205,19 +205,19 @@ impl KubernetesPlatform {
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
         let mut workload_watch =
             std::pin::pin!(self.watch_workloads(workloads_listed.clone(), &shutdown));
-        let certificates_listed = OnceSignal::new();
-        let mut certificate_watch =
-            std::pin::pin!(self.watch_certificates(certificates_listed.clone(), &shutdown));
-        let gateways_listed = OnceSignal::new();
-        let mut gateway_watch =
-            std::pin::pin!(self.watch_gateways(gateways_listed.clone(), &shutdown));
+        let (certificates_listed, gateways_listed) = (OnceSignal::new(), OnceSignal::new());
+        let optional_kinds = async {
+            let certificates = self.watch_certificates(certificates_listed.clone(), &shutdown);
+            let gateways = self.watch_gateways(gateways_listed.clone(), &shutdown);
+            tokio::join!(certificates, gateways);
+        };
+        let mut optional_watch = std::pin::pin!(optional_kinds);
         let later = [&clients_listed, &workloads_listed, &certificates_listed, &gateways_listed];
         tokio::select! {
             () = self.wait_for_later_lists(later) => {}
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
-            () = certificate_watch.as_mut() => {}
-            () = gateway_watch.as_mut() => {}
+            () = optional_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.runtime.step(ControllerEvent::InitialListSynced);
@@ -233,8 +233,7 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => return,
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
-            () = certificate_watch.as_mut() => {}
-            () = gateway_watch.as_mut() => {}
+            () = optional_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.synced.set();
@@ -252,8 +251,7 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => {}
             () = client_watch => {}
             () = workload_watch => {}
-            () = certificate_watch => {}
-            () = gateway_watch => {}
+            () = optional_watch => {}
             () = secret_reads => {}
             () = shutdown.cancelled() => {}
         }

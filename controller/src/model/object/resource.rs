@@ -206,10 +206,7 @@ impl ResourceKind {
     pub const fn has_status(self) -> bool {
         !matches!(
             self,
-            Self::ConfigMap
-                | Self::EndpointSlice
-                | Self::ClusterDomainClaim
-                | Self::ReferenceGrant
+            Self::ConfigMap | Self::EndpointSlice | Self::ClusterDomainClaim | Self::ReferenceGrant
         )
     }
 
