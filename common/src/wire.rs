@@ -55,8 +55,8 @@ pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
 pub use client_auth::{ClientAuth, ClientCaEntry, ClientCaMaterial};
 pub use conversion::WireError;
 pub use gateway_hosts::{
-    BackendTarget, GatewayHostEntry, GatewayHostKey, HeaderChanges, HttpRule, PathMatch, PlainBackend,
-    RequestRedirect, WeightedBackend,
+    GatewayHostEntry, GatewayHostKey, HeaderChanges, HttpRule, PathMatch, PlainBackend,
+    RequestRedirect, RouteBackend, WeightedBackend,
 };
 pub use hsts::{HstsFault, HstsPolicy};
 pub use path_rules::{PathPrefix, PathPrefixFault, PathRule, wildcard_suffix};

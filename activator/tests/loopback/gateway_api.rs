@@ -4,8 +4,8 @@
 use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 
 use common::wire::{
-    AppProtocol, BackendTarget, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
-    MappedDomain, NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect,
+    AppProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule, MappedDomain,
+    NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect, RouteBackend,
     WeightedBackend,
 };
 
@@ -23,7 +23,7 @@ fn prefix(path: &str) -> PathMatch {
 }
 
 /// Returns a rule for a prefix with these backends, all of the same weight.
-fn rule(path: &str, targets: Vec<BackendTarget>) -> HttpRule {
+fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
     let backends = targets.into_iter();
     let backends = backends.map(|target| WeightedBackend { weight: NonZeroU32::MIN, target });
     HttpRule {
@@ -39,9 +39,9 @@ fn rule(path: &str, targets: Vec<BackendTarget>) -> HttpRule {
     }
 }
 
-fn plain(name: &str, address: SocketAddr) -> BackendTarget {
+fn plain(name: &str, address: SocketAddr) -> RouteBackend {
     let name = NamespacedName::new("default", name);
-    BackendTarget::Plain(PlainBackend { name, address, protocol: AppProtocol::Http1 })
+    RouteBackend::Plain(PlainBackend { name, address, protocol: AppProtocol::Http1 })
 }
 
 fn set_host(fixture: &mut ActivatorFixture, key: &str, rules: Vec<HttpRule>) {
@@ -64,13 +64,13 @@ async fn start() -> (ActivatorFixture, FakeHttp1Pod, FakeHttp1Pod) {
 #[tokio::test]
 async fn a_rule_leads_to_a_service_or_to_a_service_of_the_cluster() {
     let (mut fixture, pod, other) = start().await;
-    let missing = BackendTarget::Service(NamespacedName::new("default", "missing"));
+    let missing = RouteBackend::Service(NamespacedName::new("default", "missing"));
     let rules = vec![
         rule("/plain", vec![plain("other:80", other.address)]),
         rule("/missing", vec![missing]),
-        rule("/unresolved", vec![BackendTarget::Unresolved]),
+        rule("/unresolved", vec![RouteBackend::Unresolved]),
         rule("/none", Vec::new()),
-        rule("/a", vec![BackendTarget::Service(service())]),
+        rule("/a", vec![RouteBackend::Service(service())]),
     ];
     set_host(&mut fixture, "http://*.example.test", rules);
     for (host, path, expected) in [
@@ -114,7 +114,7 @@ async fn a_service_of_the_cluster_keeps_its_connection_when_its_host_changes() {
 async fn weights_share_requests_between_backends() {
     let (mut fixture, pod, other) = start().await;
     let mut shared =
-        rule("/", vec![BackendTarget::Service(service()), plain("other:80", other.address)]);
+        rule("/", vec![RouteBackend::Service(service()), plain("other:80", other.address)]);
     shared.backends[1].weight = NonZeroU32::new(3).unwrap();
     set_host(&mut fixture, "http://*", vec![shared]);
     for _ in 0..400 {

@@ -91,12 +91,12 @@ pub struct WeightedBackend {
     /// Share relative to the sum of all weights of the rule.
     pub weight: NonZeroU32,
     /// Backend that gets the share.
-    pub target: BackendTarget,
+    pub target: RouteBackend,
 }
 
 /// Backend of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BackendTarget {
+pub enum RouteBackend {
     /// Service of the RouteTable: a Route of Knative or one of its tags, or a port of a scaled Service.
     Service(NamespacedName),
     /// Service of the cluster, at its ClusterIP.

@@ -58,10 +58,10 @@ pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
 };
 pub use gateway_api::{
-    AllowedNamespaces, BackendSpec, ClusterService, GATEWAY_CONTROLLER, GATEWAY_GROUP,
-    GATEWAY_SERVICE, GatewayAddress, GatewayClassState, GatewayState, HttpRouteState, ListenerSpec,
-    ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition, ReferenceGrant,
-    RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
+    AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
+    GATEWAY_SERVICE, GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState,
+    ListenerSpec, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
+    ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
 };
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;

@@ -13,7 +13,7 @@ use std::{
 use common::{
     service_routing::{NodeTopology, TopologyHints},
     wire::{
-        BackendTarget, ConnectionPath, GatewayHostEntry, HttpRule, NamespacedName, PlainBackend,
+        ConnectionPath, GatewayHostEntry, HttpRule, NamespacedName, PlainBackend, RouteBackend,
     },
 };
 
@@ -63,11 +63,11 @@ impl PlainServices {
             let backends = std::mem::take(&mut rule.backends).into_iter().map(|it| RoutedBackend {
                 weight: it.weight.get(),
                 target: match it.target {
-                    BackendTarget::Service(name) => RoutedTarget::Service(name),
-                    BackendTarget::Plain(plain) => {
+                    RouteBackend::Service(name) => RoutedTarget::Service(name),
+                    RouteBackend::Plain(plain) => {
                         RoutedTarget::Plain(self.get_or_create(&plain, context))
                     }
-                    BackendTarget::Unresolved => RoutedTarget::Unresolved,
+                    RouteBackend::Unresolved => RoutedTarget::Unresolved,
                 },
             });
             let backends = backends.collect();

@@ -148,9 +148,9 @@ impl TryFrom<raw::Backend> for WeightedBackend {
         let weight =
             weight.ok_or_else(|| WireError::new("backend.weight", 0, "must be above 0"))?;
         let target = match require("backend.target", message.target)? {
-            Target::Service(name) => BackendTarget::Service(name.parse()?),
-            Target::Plain(plain) => BackendTarget::Plain(plain.try_into()?),
-            Target::Unresolved(_) => BackendTarget::Unresolved,
+            Target::Service(name) => RouteBackend::Service(name.parse()?),
+            Target::Plain(plain) => RouteBackend::Plain(plain.try_into()?),
+            Target::Unresolved(_) => RouteBackend::Unresolved,
         };
         Ok(Self { weight, target })
     }
@@ -160,9 +160,9 @@ impl From<WeightedBackend> for raw::Backend {
     fn from(value: WeightedBackend) -> Self {
         use raw::backend::Target;
         let target = match value.target {
-            BackendTarget::Service(name) => Target::Service(name.to_string()),
-            BackendTarget::Plain(plain) => Target::Plain(plain.into()),
-            BackendTarget::Unresolved => Target::Unresolved(raw::Empty {}),
+            RouteBackend::Service(name) => Target::Service(name.to_string()),
+            RouteBackend::Plain(plain) => Target::Plain(plain.into()),
+            RouteBackend::Unresolved => Target::Unresolved(raw::Empty {}),
         };
         Self { weight: value.weight.get(), target: Some(target) }
     }

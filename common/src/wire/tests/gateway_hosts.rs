@@ -34,9 +34,9 @@ fn rule() -> HttpRule {
             status: 301,
         }),
         backends: vec![
-            backend(1, BackendTarget::Service(name("default/hello"))),
-            backend(7, BackendTarget::Plain(plain)),
-            backend(1_000_000, BackendTarget::Unresolved),
+            backend(1, RouteBackend::Service(name("default/hello"))),
+            backend(7, RouteBackend::Plain(plain)),
+            backend(1_000_000, RouteBackend::Unresolved),
         ],
     }
 }

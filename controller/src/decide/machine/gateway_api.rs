@@ -112,14 +112,14 @@ impl ControllerStateMachine {
     }
 
     /// Handles a Service as a backend of routes, and as the gateway's own. `None`: it was deleted.
-    pub(super) fn observe_cluster_service(
+    pub(super) fn observe_backend_service(
         &mut self,
         name: &NamespacedName,
         object: Option<&Value>,
         now: UnixMillis,
     ) {
         let gateway_api = &mut self.cluster.gateway_api;
-        match object.and_then(observe::read_cluster_service) {
+        match object.and_then(observe::read_backend_service) {
             Some(service) => drop(gateway_api.services.insert(name.clone(), service)),
             None => drop(gateway_api.services.remove(name)),
         }
@@ -262,7 +262,7 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Begins the times of what is planned for Gateways anew. Conditions that stay the same keep theirs.
+    /// Restarts the times of the plans of Gateways. Conditions that stay the same keep theirs.
     fn restart_gateway_times(&mut self, now: UnixMillis) {
         for gateway in self.cluster.gateway_api.gateways.values_mut() {
             gateway.planned_since = now;

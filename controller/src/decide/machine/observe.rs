@@ -56,7 +56,7 @@ impl ControllerStateMachine {
                 self.observe_user_service(&name, object, now);
                 self.observe_challenge_solver(&name, object, now);
                 self.observe_placeholder(&name, object, now);
-                self.observe_cluster_service(&name, object, now);
+                self.observe_backend_service(&name, object, now);
             }
             ResourceKind::Node => self.observe_node(&name.name, object, now),
             ResourceKind::ConfigMap => self.observe_config_map(&name, object, now),

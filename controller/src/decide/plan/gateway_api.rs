@@ -20,7 +20,7 @@ const HTTP_PORT: u16 = 80;
 /// Kind of routes that listeners take.
 pub const ROUTE_KIND: &str = "HTTPRoute";
 
-/// What is planned for a Gateway.
+/// Plan of a Gateway: its conditions, and those of its listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayPlan {
     /// Conditions `Accepted` and `Programmed`.
@@ -29,7 +29,7 @@ pub struct GatewayPlan {
     pub listeners: Vec<ListenerPlan>,
 }
 
-/// What is planned for a listener.
+/// Plan of a listener: its use for routes, and its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPlan {
     /// True if routes may attach, and are served.

@@ -1,4 +1,4 @@
-//! Pure: objects of the Gateway API as the API server holds them, and what was planned for them.
+//! Pure: objects of the Gateway API as the API server holds them, and their plans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,9 +33,9 @@ pub struct ObservedGatewayApi {
     /// ReferenceGrants.
     pub grants: BTreeMap<NamespacedName, ReferenceGrant>,
     /// Services of the cluster that are neither a Route's nor a Revision's.
-    pub services: BTreeMap<NamespacedName, ClusterService>,
+    pub services: BTreeMap<NamespacedName, BackendService>,
     /// Addresses of the gateway, which each Gateway has.
-    pub addresses: Vec<GatewayAddress>,
+    pub addresses: Vec<GatewayServiceAddress>,
     /// Hosts that listeners and routes have now, each with the routes that have rules for it.
     pub hosts: BTreeMap<GatewayHostKey, BTreeSet<NamespacedName>>,
 }
@@ -49,7 +49,7 @@ pub struct GatewayClassState {
     pub has_parameters: bool,
     /// Conditions that its status has.
     pub written: Vec<WrittenCondition>,
-    /// Time at which what is planned for it changed last.
+    /// Time of the last change of its plan.
     pub planned_since: UnixMillis,
 }
 
@@ -66,7 +66,7 @@ pub struct GatewayState {
     pub listeners: Vec<ListenerSpec>,
     /// Conditions that its status has, for the Gateway itself and for each listener.
     pub written: Vec<WrittenCondition>,
-    /// Time at which what is planned for it changed last.
+    /// Time of the last change of its plan.
     pub planned_since: UnixMillis,
 }
 
@@ -115,7 +115,7 @@ pub struct HttpRouteState {
     pub has_own_parents: bool,
     /// Conditions that its status has of Rouse, for each parent.
     pub written: Vec<WrittenCondition>,
-    /// What was planned for it last.
+    /// Last plan of the route.
     pub plan: RoutePlan,
 }
 
@@ -184,7 +184,7 @@ pub struct ReferenceGrant {
 
 /// A Service of the cluster, as far as routes may lead to it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ClusterService {
+pub struct BackendService {
     /// ClusterIP; `None`: it has none.
     pub address: Option<IpAddr>,
     /// TCP ports, each with its protocol. `None`: Rouse does not speak the protocol.
@@ -193,7 +193,7 @@ pub struct ClusterService {
 
 /// Address at which clients reach the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GatewayAddress {
+pub struct GatewayServiceAddress {
     /// True for a host name, false for an IP address.
     pub is_hostname: bool,
     /// The address.
@@ -226,7 +226,7 @@ pub struct PlannedCondition {
     pub message: String,
 }
 
-/// What is planned for a route.
+/// Plan of a route: its parents, hosts and rules.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoutePlan {
     /// Parents that are Gateways of Rouse.
@@ -239,7 +239,7 @@ pub struct RoutePlan {
     pub since: UnixMillis,
 }
 
-/// What is planned for a parent of a route.
+/// Plan of a route for one of its parents.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParentPlan {
     /// The reference as the spec has it.

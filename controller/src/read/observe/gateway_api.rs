@@ -13,8 +13,8 @@ use smol_str::SmolStr;
 use crate::{
     model::{
         cluster_state::{
-            AllowedNamespaces, BackendSpec, ClusterService, GATEWAY_CONTROLLER, GATEWAY_GROUP,
-            GatewayAddress, GatewayClassState, GatewayState, HttpRouteState, ListenerSpec,
+            AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
+            GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState, ListenerSpec,
             ParentReference, ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, UnixMillis,
             WrittenCondition,
         },
@@ -270,7 +270,7 @@ pub fn read_reference_grant(object: &Value) -> ReferenceGrant {
 }
 
 /// Reads a Service as a backend of routes; `None` for those that the controller has made for Routes and Revisions.
-pub fn read_cluster_service(object: &Value) -> Option<ClusterService> {
+pub fn read_backend_service(object: &Value) -> Option<BackendService> {
     if [key::ROUTE, key::REVISION_UID].iter().any(|it| label(object, it).is_some()) {
         return None;
     }
@@ -283,27 +283,27 @@ pub fn read_cluster_service(object: &Value) -> Option<ClusterService> {
         };
         read_port(&it["port"]).filter(|_| is_tcp).map(|it| (it, protocol))
     };
-    Some(ClusterService {
+    Some(BackendService {
         address: object["spec"]["clusterIP"].as_str().and_then(|it| it.parse().ok()),
         ports: array_items(&object["spec"]["ports"]).filter_map(port).collect(),
     })
 }
 
 /// Reads the addresses of the gateway's Service: those of its load balancer, else its ClusterIPs.
-pub fn read_gateway_addresses(object: &Value) -> Vec<GatewayAddress> {
+pub fn read_gateway_addresses(object: &Value) -> Vec<GatewayServiceAddress> {
     let ingress = array_items(&object["status"]["loadBalancer"]["ingress"]);
     let of_balancer = ingress.filter_map(|it| {
         let (ip, host) = (non_empty_text(&it["ip"]), non_empty_text(&it["hostname"]));
         let is_hostname = ip.is_none();
-        Some(GatewayAddress { is_hostname, value: ip.or(host)? })
+        Some(GatewayServiceAddress { is_hostname, value: ip.or(host)? })
     });
-    let of_balancer: Vec<GatewayAddress> = of_balancer.collect();
+    let of_balancer: Vec<GatewayServiceAddress> = of_balancer.collect();
     if !of_balancer.is_empty() {
         return of_balancer;
     }
     let own = array_items(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
     let own = own.filter(|it| it.parse::<IpAddr>().is_ok());
-    own.map(|it| GatewayAddress { is_hostname: false, value: it.into() }).collect()
+    own.map(|it| GatewayServiceAddress { is_hostname: false, value: it.into() }).collect()
 }
 
 /// Reads the conditions of a status, or of a part of it.
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn a_service_is_read_with_the_protocols_of_its_tcp_ports() {
         let service = |labels: Value, address: &str| {
-            read_cluster_service(&json!({
+            read_backend_service(&json!({
                 "metadata": {"labels": labels},
                 "spec": {"clusterIP": address, "ports": [
                     {"port": 80}, {"port": 53, "protocol": "UDP"},
@@ -434,7 +434,7 @@ mod tests {
             (port(443), None),
         ];
         let address = Some(IpAddr::from([10, 96, 0, 7]));
-        let expected = ClusterService { address, ports: ports.into() };
+        let expected = BackendService { address, ports: ports.into() };
         assert_eq!(service(json!({}), "10.96.0.7"), Some(expected));
         assert_eq!(service(json!({}), "None").and_then(|it| it.address), None);
         assert_eq!(service(json!({key::ROUTE: "a"}), "10.96.0.7"), None);

@@ -6,7 +6,7 @@ use crate::{
     decide::plan::gateway_api::{ROUTE_KIND, attached_routes, plan_class, plan_gateway},
     model::{
         cluster_state::{
-            ClusterState, GATEWAY_CONTROLLER, GATEWAY_GROUP, GatewayAddress, GatewayState,
+            ClusterState, GATEWAY_CONTROLLER, GATEWAY_GROUP, GatewayServiceAddress, GatewayState,
             HttpRouteState, PlannedCondition, UnixMillis, WrittenCondition,
         },
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
@@ -77,7 +77,7 @@ fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &Gateway
     })
 }
 
-fn render_address(address: &GatewayAddress) -> Value {
+fn render_address(address: &GatewayServiceAddress) -> Value {
     let kind = if address.is_hostname { "Hostname" } else { "IPAddress" };
     json!({"type": kind, "value": address.value})
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU32};
 
 use common::wire::{
-    AppProtocol, BackendTarget, GatewayHostKey, HttpRule, NamespacedName, PlainBackend,
+    AppProtocol, GatewayHostKey, HttpRule, NamespacedName, PlainBackend, RouteBackend,
     WeightedBackend,
 };
 use kube::core::SelectorExt as _;
@@ -155,7 +155,7 @@ fn plan_backends(
             if resolved.is_true {
                 *resolved = PlannedCondition::failed("ResolvedRefs", reason, message);
             }
-            BackendTarget::Unresolved
+            RouteBackend::Unresolved
         });
         let weight = NonZeroU32::new(spec.weight);
         backends.extend(weight.map(|weight| WeightedBackend { weight, target }));
@@ -167,7 +167,7 @@ fn resolve_backend(
     cluster: &ClusterState,
     route: &NamespacedName,
     spec: &BackendSpec,
-) -> Result<BackendTarget, BackendFailure> {
+) -> Result<RouteBackend, BackendFailure> {
     let name = &spec.name;
     if *spec.kind != *"Service" {
         return Err(("InvalidKind", format!("backends of kind {} are not supported", spec.kind)));
@@ -181,7 +181,7 @@ fn resolve_backend(
     let Some(port) = spec.port else { return missing("is named without a port") };
     if cluster.names.placeholders.contains_key(name) {
         return match port.get() {
-            ROUTE_PORT => Ok(BackendTarget::Service(name.clone())),
+            ROUTE_PORT => Ok(RouteBackend::Service(name.clone())),
             _ => missing("of a Route has port 80 only"),
         };
     }
@@ -196,7 +196,7 @@ fn resolve_backend(
     };
     // A scaled Service has its ClusterIP too, and wakes by connections there.
     match service.address {
-        Some(address) => Ok(BackendTarget::Plain(PlainBackend {
+        Some(address) => Ok(RouteBackend::Plain(PlainBackend {
             name: name.with_port(port),
             address: SocketAddr::new(address, port.get()),
             protocol,

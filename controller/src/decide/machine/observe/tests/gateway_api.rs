@@ -1,6 +1,6 @@
 //! Gateways and HTTPRoutes: statuses with the reasons of the specification, and the rules of hosts in the RouteTable.
 
-use common::wire::{BackendTarget, GatewayHostEntry, GatewayHostKey, PathMatch};
+use common::wire::{GatewayHostEntry, GatewayHostKey, PathMatch, RouteBackend};
 
 use super::*;
 
@@ -106,7 +106,7 @@ fn host(api_server: &FakeApiServer, key: &str) -> Option<GatewayHostEntry> {
     api_server.table().gateway_hosts.get(&key).cloned()
 }
 
-fn targets(entry: &GatewayHostEntry) -> Vec<BackendTarget> {
+fn targets(entry: &GatewayHostEntry) -> Vec<RouteBackend> {
     entry.rules.iter().flat_map(|it| &it.backends).map(|it| it.target.clone()).collect()
 }
 
@@ -124,7 +124,7 @@ fn a_route_leads_from_a_host_to_a_service_of_the_cluster_and_to_one_of_knative()
     apply_route(&mut api_server, "shop", route(backends, &["/a"]));
     let entry = host(&api_server, key).expect("the host");
     let found = targets(&entry);
-    let [BackendTarget::Plain(plain), BackendTarget::Service(service)] = &found[..] else {
+    let [RouteBackend::Plain(plain), RouteBackend::Service(service)] = &found[..] else {
         panic!("{entry:?}")
     };
     assert_eq!((plain.address, &plain.name), (([10, 96, 0, 7], PORT).into(), &name("plain:8080")));
@@ -241,12 +241,12 @@ fn a_backend_that_cannot_be_resolved_keeps_its_share() {
         apply_route(&mut api_server, "shop", route(json!([backend]), &["/"]));
         assert_eq!(reasons(&api_server, "shop"), ("Accepted".into(), expected.into()));
         let entry = host(&api_server, "http://*").expect("the host");
-        assert_eq!(targets(&entry), [BackendTarget::Unresolved], "{backend}");
+        assert_eq!(targets(&entry), [RouteBackend::Unresolved], "{backend}");
     }
     apply_route(&mut api_server, "shop", route(plain_backend(), &["/"]));
     let is_plain = |api_server: &FakeApiServer| {
         let entry = host(api_server, "http://*").expect("the host");
-        matches!(targets(&entry)[..], [BackendTarget::Plain(_)])
+        matches!(targets(&entry)[..], [RouteBackend::Plain(_)])
     };
     assert!(is_plain(&api_server));
     observe_plain(&mut api_server, None);
