@@ -158,7 +158,10 @@ impl RouteIndex {
 
     /// Drops Services of the cluster to which no rule of the Gateway API leads any more.
     pub fn drop_unused_plain_services(&self) {
-        self.write().plain_services.drop_unused(&self.plain_context);
+        // Nearly always there are none, and requests need not wait for the lock.
+        if !self.read().plain_services.is_empty() {
+            self.write().plain_services.drop_unused(&self.plain_context);
+        }
     }
 
     /// Service behind a host as a list of hosts shows it: a host with path rules is followed by one of its prefixes,

@@ -93,6 +93,11 @@ impl PlainServices {
         service
     }
 
+    /// Returns true without any Service.
+    pub(super) fn is_empty(&self) -> bool {
+        self.services.is_empty()
+    }
+
     /// Drops Services to which no rule leads any more, and that no request uses.
     pub(super) fn drop_unused(&mut self, context: &RevisionContext) {
         self.services.retain(|(name, _), service| {

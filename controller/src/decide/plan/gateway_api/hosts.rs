@@ -142,7 +142,9 @@ mod tests {
     fn a_host_of_a_more_specific_listener_is_left_to_it() {
         let names = ["x.a.test", "*.a.test", "*.test", "b.test"];
         let left = |others: &[&str]| hosts(&names, &[&["*"][..], others].concat());
-        let some = |hosts: &[&str]| Some(hosts.iter().map(|it| (*it).to_owned()).collect());
+        let some = |hosts: &[&str]| -> Option<Vec<String>> {
+            Some(hosts.iter().map(|it| (*it).to_owned()).collect())
+        };
         let all = some(&["*.a.test", "*.test", "b.test", "x.a.test"]);
         assert_eq!(left(&[]), all);
         assert_eq!(left(&["*"]), all, "another Gateway may have the same host");
