@@ -22,6 +22,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct GatewayHostRules {
     key: GatewayHostKey,
+    /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
+    certificate: Option<NamespacedName>,
     /// Prefixes of all rules, each under its own text. None if each rule has all paths, so that no path is unclear.
     prefixes: BTreeMap<SmolStr, SmolStr>,
     rules: Box<[Arc<GatewayRule>]>,
@@ -67,17 +69,26 @@ pub(crate) enum RoutedTarget {
 
 impl GatewayHostRules {
     /// Makes the rules of a host.
-    pub(crate) fn new(key: GatewayHostKey, rules: Vec<GatewayRule>) -> Self {
+    pub(crate) fn new(
+        key: GatewayHostKey,
+        certificate: Option<NamespacedName>,
+        rules: Vec<GatewayRule>,
+    ) -> Self {
         let all_paths = PathMatch::Prefix(PathPrefix::ALL);
         let has_paths = rules.iter().any(|it| it.path != all_paths);
         let prefixes = rules.iter().filter(|_| has_paths).map(|it| SmolStr::from(it.path.prefix()));
         let prefixes = prefixes.map(|it| (it.clone(), it)).collect();
-        Self { key, prefixes, rules: rules.into_iter().map(Arc::new).collect() }
+        Self { key, certificate, prefixes, rules: rules.into_iter().map(Arc::new).collect() }
     }
 
     /// Transport and host of the rules.
     pub(crate) fn key(&self) -> &GatewayHostKey {
         &self.key
+    }
+
+    /// Secret whose certificate the host has for TLS.
+    pub(crate) fn certificate(&self) -> Option<&NamespacedName> {
+        self.certificate.as_ref()
     }
 
     /// Finds the rule of a request.

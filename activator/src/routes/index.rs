@@ -174,11 +174,15 @@ impl RouteIndex {
         }
     }
 
-    /// Rules of the DomainMappings of this host for handshakes; the host is in lower case and without port. Without
-    /// such a mapping there are none.
+    /// Rules of this host for handshakes, by its DomainMappings or by the Gateway API; the host is in lower case and
+    /// without port. Other hosts have none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
         let index = self.read();
         let Some(found) = index.match_host(host) else {
+            if let Some(rules) = index.gateway_host(true, host) {
+                let certificate = rules.certificate().cloned();
+                return HandshakeRules { certificate, client_auth: None };
+            }
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
             return HandshakeRules { certificate, client_auth };
         };

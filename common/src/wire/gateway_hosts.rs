@@ -27,6 +27,8 @@ pub struct GatewayHostEntry {
     pub key: GatewayHostKey,
     /// Rules in the order of their precedence: the first one that fits a request decides.
     pub rules: Vec<HttpRule>,
+    /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
+    pub certificate: Option<NamespacedName>,
 }
 
 /// One match of a rule of a route, with what happens to the requests that fit.

@@ -60,7 +60,7 @@ pub use domain_mappings::{
 pub use gateway_api::{
     AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
     GATEWAY_SERVICE, GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState,
-    ListenerSpec, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
+    ListenerSpec, ListenerTls, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
     ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
 };
 pub use name_registry::NameRegistry;

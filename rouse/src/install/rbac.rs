@@ -263,7 +263,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 32] = [
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
-        reason: "pull secrets, certificates and client CAs that DomainMappings and config-network name, and requested certificates, each by name; the controller cannot list or watch Secrets",
+        reason: "pull secrets, certificates and client CAs that DomainMappings, Gateways and config-network name, and requested certificates, each by name; the controller cannot list or watch Secrets",
     },
     RbacRule {
         groups: &["", "events.k8s.io"],

@@ -2,20 +2,28 @@
 
 use std::num::NonZeroU32;
 
-use super::*;
+use super::{certificates::parse_secret_name, *};
 
 impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
     type Error = WireError;
     fn try_from(message: raw::GatewayHost) -> WireResult<Self> {
         let rules = message.rules.into_iter().map(HttpRule::try_from);
-        Ok(Self { key: message.key.parse()?, rules: rules.collect::<WireResult<_>>()? })
+        // Empty stands for "chosen by its names".
+        let named = Some(message.certificate).filter(|name| !name.is_empty());
+        let certificate = named.map(|name| parse_secret_name("gateway_host.certificate", &name));
+        Ok(Self {
+            key: message.key.parse()?,
+            rules: rules.collect::<WireResult<_>>()?,
+            certificate: certificate.transpose()?,
+        })
     }
 }
 
 impl From<GatewayHostEntry> for raw::GatewayHost {
     fn from(value: GatewayHostEntry) -> Self {
         let rules = value.rules.into_iter().map(Into::into).collect();
-        Self { key: value.key.to_string(), rules }
+        let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
+        Self { key: value.key.to_string(), rules, certificate }
     }
 }
 

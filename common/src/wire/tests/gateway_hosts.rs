@@ -55,7 +55,8 @@ fn entry(key: &str) -> GatewayHostEntry {
         ..rule()
     };
     let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, empty];
-    GatewayHostEntry { key: key.parse().expect("a key"), rules }
+    let certificate = Some(name("default/shop.tls"));
+    GatewayHostEntry { key: key.parse().expect("a key"), rules, certificate }
 }
 
 #[test]

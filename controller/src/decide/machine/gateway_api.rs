@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
-    decide::plan::gateway_api::{host_entry, listener_hosts, plan_route},
+    decide::plan::gateway_api::{host_entry, listener_hosts, listener_secrets, plan_route},
     model::{
         cluster_state::{
             AllowedNamespaces, GATEWAY_SERVICE, GatewayState, HttpRouteState, RoutePlan, UnixMillis,
@@ -159,7 +159,26 @@ impl ControllerStateMachine {
         // Listeners have come or gone.
         let all = self.cluster.gateway_api.hosts.keys().cloned().collect();
         self.update_gateway_hosts(all);
+        let moved = self.update_named_secrets(now);
+        self.reconcile_mappings_and_targets(&moved, now);
         self.check_gateway_statuses();
+    }
+
+    /// Passes the statuses of Gateways to the writer if a listener names one of these Secrets, whose states have changed.
+    pub(super) fn follow_gateway_secrets(
+        &mut self,
+        secrets: &BTreeSet<NamespacedName>,
+        now: UnixMillis,
+    ) {
+        if self.cluster.gateway_api.gateways.is_empty()
+            || listener_secrets(&self.cluster).is_disjoint(secrets)
+        {
+            return;
+        }
+        self.restart_gateway_times(now);
+        let gateways = self.cluster.gateway_api.gateways.keys().cloned();
+        let keys = gateways.map(|it| status_key(ResourceKind::Gateway, it));
+        self.effects.changed_keys.extend(keys);
     }
 
     /// Passes the keys of all statuses of the Gateway API to the writer, which checks them.

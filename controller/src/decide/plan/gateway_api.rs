@@ -9,14 +9,20 @@ use crate::model::cluster_state::{
     PlannedCondition, UnixMillis,
 };
 
+mod certificates;
 mod hosts;
 mod routes;
 
+pub use certificates::listener_secrets;
 pub use hosts::listener_hosts;
 pub use routes::plan_route;
 
 /// Port of listeners with the protocol HTTP: the gateway has no other.
 const HTTP_PORT: u16 = 80;
+/// Port of listeners with the protocol HTTPS.
+const HTTPS_PORT: u16 = 443;
+/// Protocol of listeners whose TLS the gateway ends.
+pub(super) const HTTPS: &str = "HTTPS";
 /// Kind of routes that listeners take.
 pub const ROUTE_KIND: &str = "HTTPRoute";
 
@@ -50,7 +56,11 @@ pub fn plan_class(class: &GatewayClassState) -> PlannedCondition {
 }
 
 /// Plans a Gateway of a class that chooses Rouse.
-pub fn plan_gateway(cluster: &ClusterState, gateway: &GatewayState) -> GatewayPlan {
+pub fn plan_gateway(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    gateway: &GatewayState,
+) -> GatewayPlan {
     let class = cluster.gateway_api.classes.get(&gateway.class);
     let refusal = if class.is_some_and(|it| it.has_parameters) {
         Some(("InvalidParameters", "its GatewayClass is not accepted".to_owned()))
@@ -61,7 +71,8 @@ pub fn plan_gateway(cluster: &ClusterState, gateway: &GatewayState) -> GatewayPl
         None
     };
     let is_refused = refusal.is_some();
-    let listeners = gateway.listeners.iter().map(|it| plan_listener(gateway, it, is_refused));
+    let of_gateway = gateway.listeners.iter();
+    let listeners = of_gateway.map(|it| plan_listener(cluster, (name, gateway), it, is_refused));
     let listeners: Vec<ListenerPlan> = listeners.collect();
     let unusable = listeners.iter().filter(|it| !it.is_usable).count();
     let accepted = match refusal {
@@ -88,19 +99,12 @@ pub fn plan_gateway(cluster: &ClusterState, gateway: &GatewayState) -> GatewayPl
 }
 
 fn plan_listener(
-    gateway: &GatewayState,
+    cluster: &ClusterState,
+    (name, gateway): (&NamespacedName, &GatewayState),
     listener: &ListenerSpec,
     is_refused: bool,
 ) -> ListenerPlan {
-    let accepted = if *listener.protocol != *"HTTP" {
-        let message = format!("listeners of protocol {} are not supported", listener.protocol);
-        PlannedCondition::failed("Accepted", "UnsupportedProtocol", message)
-    } else if listener.port != HTTP_PORT {
-        let message = format!("the gateway has port {HTTP_PORT} for HTTP");
-        PlannedCondition::failed("Accepted", "PortUnavailable", message)
-    } else {
-        PlannedCondition::met("Accepted", "Accepted")
-    };
+    let accepted = plan_acceptance(listener);
     let is_same =
         |it: &&ListenerSpec| (it.port, &it.hostname) == (listener.port, &listener.hostname);
     let conflicted = if gateway.listeners.iter().filter(is_same).count() > 1 {
@@ -113,22 +117,56 @@ fn plan_listener(
         |(group, kind): &(Box<str>, Box<str>)| **group == *GATEWAY_GROUP && **kind == *ROUTE_KIND;
     let kinds = &listener.kinds;
     let takes_http_routes = kinds.is_empty() || kinds.iter().any(is_http_route);
-    let resolved = match kinds.iter().find(|it| !is_http_route(it)) {
-        Some((_, kind)) => {
+    let certificate = certificates::listener_certificate(cluster, name, listener);
+    let is_certified = !accepted.is_true || certificate.is_ok();
+    let state = certificate.and_then(|it| certificates::check_certificate(cluster, it.as_ref()));
+    let resolved = match (kinds.iter().find(|it| !is_http_route(it)), state) {
+        (Some((_, kind)), _) => {
             let message = format!("routes of kind {kind} are not supported");
             PlannedCondition::failed("ResolvedRefs", "InvalidRouteKinds", message)
         }
-        None => PlannedCondition::met("ResolvedRefs", "ResolvedRefs"),
+        (None, Err((reason, message))) if accepted.is_true => {
+            PlannedCondition::failed("ResolvedRefs", reason, message)
+        }
+        (None, Ok(()) | Err(_)) => PlannedCondition::met("ResolvedRefs", "ResolvedRefs"),
     };
-    let is_usable = accepted.is_true && !conflicted.is_true && takes_http_routes && !is_refused;
+    let is_usable =
+        accepted.is_true && !conflicted.is_true && takes_http_routes && is_certified && !is_refused;
     let programmed = if is_usable && resolved.is_true {
         PlannedCondition::met("Programmed", "Programmed")
     } else {
         PlannedCondition::failed("Programmed", "Invalid", "the listener is not valid")
     };
-    let takes_http_routes = takes_http_routes && *listener.protocol == *"HTTP";
+    let takes_http_routes = takes_http_routes && ["HTTP", HTTPS].contains(&&*listener.protocol);
     let conditions = [accepted, conflicted, resolved, programmed];
     ListenerPlan { is_usable, takes_http_routes, conditions }
+}
+
+/// Plans the condition `Accepted` of a listener.
+fn plan_acceptance(listener: &ListenerSpec) -> PlannedCondition {
+    let failed = |reason, message: String| PlannedCondition::failed("Accepted", reason, message);
+    let port = match &*listener.protocol {
+        "HTTP" => HTTP_PORT,
+        HTTPS => HTTPS_PORT,
+        other => {
+            let message = format!("listeners of protocol {other} are not supported");
+            return failed("UnsupportedProtocol", message);
+        }
+    };
+    if listener.port != port {
+        let message = format!("the gateway has port {port} for {}", listener.protocol);
+        return failed("PortUnavailable", message);
+    }
+    match &listener.tls {
+        Some(tls) if !tls.is_terminated => {
+            failed("UnsupportedProtocol", "TLS is not passed through".to_owned())
+        }
+        Some(tls) if tls.validates_clients => {
+            let message = "tls.frontendValidation is not supported".to_owned();
+            failed("UnsupportedProtocol", message)
+        }
+        Some(_) | None => PlannedCondition::met("Accepted", "Accepted"),
+    }
 }
 
 /// Returns the number of routes that are attached to a listener.
@@ -150,7 +188,8 @@ pub fn host_entry(cluster: &ClusterState, key: &GatewayHostKey) -> Option<Gatewa
     }
     rules.sort_by_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
-    Some(GatewayHostEntry { key: key.clone(), rules })
+    let certificate = certificates::host_certificate(cluster, key);
+    Some(GatewayHostEntry { key: key.clone(), rules, certificate })
 }
 
 /// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches: exact paths,

@@ -81,10 +81,23 @@ pub struct ListenerSpec {
     pub port: u16,
     /// Protocol, such as `HTTP`.
     pub protocol: Box<str>,
+    /// Settings of TLS; `None`: there are none.
+    pub tls: Option<ListenerTls>,
     /// Namespaces whose routes may attach.
     pub namespaces: AllowedNamespaces,
     /// Group and kind of the routes that may attach; empty: those of the protocol.
     pub kinds: Vec<(Box<str>, Box<str>)>,
+}
+
+/// Settings of a listener for TLS.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ListenerTls {
+    /// True if the gateway ends TLS.
+    pub is_terminated: bool,
+    /// True if it asks for certificates of clients.
+    pub validates_clients: bool,
+    /// Kind, with its group if it has one, and name of each object with a certificate.
+    pub certificates: Vec<(Box<str>, NamespacedName)>,
 }
 
 /// Namespaces whose routes may attach to a listener.
@@ -272,17 +285,22 @@ impl ObservedGatewayApi {
         self.routes.iter().filter(|(_, it)| names_it(it)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns true if a grant of the namespace of `to` lets HTTPRoutes of the namespace `from` name this Service.
-    pub fn is_granted(&self, from: &str, to: &NamespacedName) -> bool {
+    /// Returns true if a grant of the namespace of `to` lets objects of the Gateway API of this kind and namespace name
+    /// the object `to`, which is of a kind of the core group.
+    pub fn is_granted(
+        &self,
+        (from_kind, from): (&str, &str),
+        (to_kind, to): (&str, &NamespacedName),
+    ) -> bool {
         let start = NamespacedName::new(to.namespace.clone(), "");
         let grants = self.grants.range(start..).take_while(|(it, _)| it.namespace == to.namespace);
         grants.map(|(_, it)| it).any(|grant| {
             let from = grant.from.iter().any(|(group, kind, namespace)| {
-                **group == *GATEWAY_GROUP && **kind == *"HTTPRoute" && **namespace == *from
+                **group == *GATEWAY_GROUP && **kind == *from_kind && **namespace == *from
             });
             let to = grant.to.iter().any(|(group, kind, name)| {
                 let is_named = name.as_deref().is_none_or(|it| *it == *to.name);
-                group.is_empty() && **kind == *"Service" && is_named
+                group.is_empty() && **kind == *to_kind && is_named
             });
             from && to
         })
@@ -325,12 +343,17 @@ mod tests {
             ("Gateway", None, false),
         ] {
             all.grants.insert(name.clone(), grant(from_kind, to_name));
-            assert_eq!(all.is_granted("web", &service), expected, "{from_kind} {to_name:?}");
-            assert!(!all.is_granted("other", &service));
+            assert_eq!(
+                all.is_granted(("HTTPRoute", "web"), ("Service", &service)),
+                expected,
+                "{from_kind} {to_name:?}"
+            );
+            assert!(!all.is_granted(("HTTPRoute", "other"), ("Service", &service)));
+            assert!(!all.is_granted(("HTTPRoute", "web"), ("Secret", &service)));
         }
         all.grants.clear();
         // A grant of another namespace says nothing about this one.
         all.grants.insert(NamespacedName::new("web", "grant"), grant("HTTPRoute", None));
-        assert!(!all.is_granted("web", &service));
+        assert!(!all.is_granted(("HTTPRoute", "web"), ("Service", &service)));
     }
 }

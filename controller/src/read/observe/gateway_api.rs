@@ -15,8 +15,8 @@ use crate::{
         cluster_state::{
             AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
             GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState, ListenerSpec,
-            ParentReference, ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, UnixMillis,
-            WrittenCondition,
+            ListenerTls, ParentReference, ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec,
+            UnixMillis, WrittenCondition,
         },
         knative::key,
         object::json::{array_items, label, non_empty_text, object_name},
@@ -56,7 +56,7 @@ pub fn read_gateway_class(object: &Value) -> Option<GatewayClassState> {
 
 /// Reads a Gateway.
 pub fn read_gateway(object: &Value) -> GatewayState {
-    let spec = &object["spec"];
+    let (name, spec) = (object_name(object), &object["spec"]);
     let mut written = read_written(&object["status"], "");
     for listener in array_items(&object["status"]["listeners"]) {
         written.extend(read_written(listener, listener["name"].as_str().unwrap_or_default()));
@@ -65,22 +65,37 @@ pub fn read_gateway(object: &Value) -> GatewayState {
         meta: fields::read_meta(object),
         class: text(&spec["gatewayClassName"]).into(),
         has_addresses: array_items(&spec["addresses"]).next().is_some(),
-        listeners: array_items(&spec["listeners"]).map(read_listener).collect(),
+        listeners: array_items(&spec["listeners"])
+            .map(|it| read_listener(it, &name.namespace))
+            .collect(),
         written,
         planned_since: UnixMillis::default(),
     }
 }
 
-fn read_listener(listener: &Value) -> ListenerSpec {
-    let allowed = &listener["allowedRoutes"];
+fn read_listener(listener: &Value, namespace: &str) -> ListenerSpec {
+    let (allowed, tls) = (&listener["allowedRoutes"], &listener["tls"]);
     let kind = |it: &Value| (group(it, GATEWAY_GROUP).into(), text(&it["kind"]).into());
     ListenerSpec {
         name: text(&listener["name"]).into(),
         hostname: read_host(&listener["hostname"]),
         port: read_port(&listener["port"]).map_or(0, NonZeroU16::get),
         protocol: text(&listener["protocol"]).into(),
+        tls: tls.is_object().then(|| read_listener_tls(tls, namespace)),
         namespaces: read_allowed_namespaces(&allowed["namespaces"]),
         kinds: array_items(&allowed["kinds"]).map(kind).collect(),
+    }
+}
+
+fn read_listener_tls(tls: &Value, own_namespace: &str) -> ListenerTls {
+    let certificate = |it: &Value| {
+        let namespace = it["namespace"].as_str().unwrap_or(own_namespace);
+        (full_kind(it, "Secret"), NamespacedName::new(namespace, text(&it["name"])))
+    };
+    ListenerTls {
+        is_terminated: tls["mode"].as_str().is_none_or(|it| it == "Terminate"),
+        validates_clients: !tls["frontendValidation"].is_null(),
+        certificates: array_items(&tls["certificateRefs"]).map(certificate).collect(),
     }
 }
 
@@ -246,13 +261,12 @@ fn read_backend(reference: &Value, own_namespace: &str) -> Result<BackendSpec, S
     if array_items(&reference["filters"]).next().is_some() {
         return Err("filters of backendRefs are not supported".to_owned());
     }
-    let (group, kind) = (group(reference, ""), reference["kind"].as_str().unwrap_or("Service"));
     let weight = reference["weight"].as_u64().unwrap_or(1);
     let namespace = reference["namespace"].as_str().unwrap_or(own_namespace);
     Ok(BackendSpec {
         // The API server accepts up to a million.
         weight: u32::try_from(weight).unwrap_or(u32::MAX),
-        kind: if group.is_empty() { kind.into() } else { format!("{kind}.{group}").into() },
+        kind: full_kind(reference, "Service"),
         name: NamespacedName::new(namespace, text(&reference["name"])),
         port: read_port(&reference["port"]),
     })
@@ -321,6 +335,12 @@ fn read_written(status: &Value, part: &str) -> Vec<WrittenCondition> {
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
+}
+
+/// Returns the kind of a reference, `usual` if it names none, with its group unless that is the core group.
+fn full_kind(reference: &Value, usual: &str) -> Box<str> {
+    let (group, kind) = (group(reference, ""), reference["kind"].as_str().unwrap_or(usual));
+    if group.is_empty() { kind.into() } else { format!("{kind}.{group}").into() }
 }
 
 /// Returns the group of a reference; `usual` if it names none.

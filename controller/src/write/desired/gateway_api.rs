@@ -49,7 +49,7 @@ fn class_status(cluster: &ClusterState, key: &ObjectPartKey) -> Option<Value> {
 }
 
 fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &GatewayState) -> Value {
-    let plan = plan_gateway(cluster, gateway);
+    let plan = plan_gateway(cluster, &key.name, gateway);
     let context = ConditionContext {
         generation: gateway.meta.generation,
         written: &gateway.written,

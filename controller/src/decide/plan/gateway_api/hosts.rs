@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use common::wire::{GatewayHostKey, NamespacedName};
 use smol_str::SmolStr;
 
-use super::plan_gateway;
+use super::{HTTPS, plan_gateway};
 use crate::model::cluster_state::{ClusterState, ListenerSpec};
 
 /// Listener to which routes may attach.
@@ -21,7 +21,7 @@ pub(super) struct UsableListener<'a> {
 pub(super) fn usable_listeners(cluster: &ClusterState) -> Vec<UsableListener<'_>> {
     let mut all = Vec::new();
     for (gateway, state) in cluster.gateway_api.own_gateways() {
-        let plan = plan_gateway(cluster, state);
+        let plan = plan_gateway(cluster, gateway, state);
         let listeners = state.listeners.iter().zip(plan.listeners);
         let usable = listeners.filter(|(_, plan)| plan.is_usable);
         all.extend(usable.map(|(spec, _)| UsableListener { gateway, spec }));
@@ -33,7 +33,7 @@ pub(super) fn usable_listeners(cluster: &ClusterState) -> Vec<UsableListener<'_>
 /// specific listener.
 pub fn listener_hosts(cluster: &ClusterState) -> BTreeSet<GatewayHostKey> {
     let listeners = usable_listeners(cluster);
-    listeners.iter().map(|it| host_key(listener_host(it.spec))).collect()
+    listeners.iter().map(|it| host_key(it.spec, listener_host(it.spec))).collect()
 }
 
 /// Returns the hosts of a route at a listener. `None`: the two have no host in common. A host for which a more specific
@@ -53,18 +53,20 @@ pub(super) fn route_hosts(
     }
     let is_taken = |host: &str| {
         all.iter()
+            .filter(|it| it.spec.port == listener.spec.port)
             .map(|it| listener_host(it.spec))
             .any(|it| it != own && covers(own, it) && covers(it, host))
     };
-    Some(common.into_iter().filter(|it| !is_taken(it)).map(host_key).collect())
+    let own_hosts = common.into_iter().filter(|it| !is_taken(it));
+    Some(own_hosts.map(|it| host_key(listener.spec, it)).collect())
 }
 
-fn host_key(host: &str) -> GatewayHostKey {
-    GatewayHostKey { is_tls: false, host: host.into() }
+fn host_key(listener: &ListenerSpec, host: &str) -> GatewayHostKey {
+    GatewayHostKey { is_tls: *listener.protocol == *HTTPS, host: host.into() }
 }
 
 /// Returns the host of a listener: `*` for all hosts.
-fn listener_host(listener: &ListenerSpec) -> &str {
+pub(super) fn listener_host(listener: &ListenerSpec) -> &str {
     listener.hostname.as_deref().unwrap_or("*")
 }
 
@@ -79,7 +81,7 @@ fn intersection<'a>(one: &'a str, other: &'a str) -> Option<&'a str> {
 
 /// Returns true if each host that `narrow` means is one that `wide` means. `*.a` means hosts with one label or more in
 /// front of `.a`.
-fn covers(wide: &str, narrow: &str) -> bool {
+pub(super) fn covers(wide: &str, narrow: &str) -> bool {
     match wide.strip_prefix('*') {
         _ if wide == narrow => true,
         None => false,
@@ -102,6 +104,7 @@ mod tests {
             hostname: (hostname != "*").then(|| hostname.into()),
             port: 80,
             protocol: "HTTP".into(),
+            tls: None,
             namespaces: AllowedNamespaces::Same,
             kinds: Vec::new(),
         }

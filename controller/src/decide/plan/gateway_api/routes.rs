@@ -8,7 +8,10 @@ use common::wire::{
 };
 use kube::core::SelectorExt as _;
 
-use super::hosts::{UsableListener, route_hosts, usable_listeners};
+use super::{
+    ROUTE_KIND,
+    hosts::{UsableListener, route_hosts, usable_listeners},
+};
 use crate::model::cluster_state::{
     AllowedNamespaces, BackendSpec, ClusterState, HttpRouteState, ListenerSpec, ParentPlan,
     ParentReference, PlannedCondition, RoutePlan, RouteRuleSpec, UnixMillis,
@@ -173,7 +176,8 @@ fn resolve_backend(
         return Err(("InvalidKind", format!("backends of kind {} are not supported", spec.kind)));
     }
     let is_foreign = name.namespace != route.namespace;
-    if is_foreign && !cluster.gateway_api.is_granted(&route.namespace, name) {
+    let from = (ROUTE_KIND, route.namespace.as_str());
+    if is_foreign && !cluster.gateway_api.is_granted(from, ("Service", name)) {
         let message = format!("no ReferenceGrant lets the route name Service {name}");
         return Err(("RefNotPermitted", message));
     }

@@ -1,8 +1,15 @@
 //! Gateways and HTTPRoutes: statuses with the reasons of the specification, and the rules of hosts in the RouteTable.
 
-use common::wire::{GatewayHostEntry, GatewayHostKey, PathMatch, RouteBackend};
+use std::sync::Arc;
+
+use common::{
+    certificates::load,
+    fixtures::TestAuthority,
+    wire::{GatewayHostEntry, GatewayHostKey, PathMatch, RouteBackend},
+};
 
 use super::*;
+use crate::model::cluster_state::SecretRead;
 
 const PORT: u16 = 8080;
 
@@ -140,7 +147,7 @@ fn a_route_leads_from_a_host_to_a_service_of_the_cluster_and_to_one_of_knative()
 #[test]
 fn a_gateway_states_its_addresses_its_listeners_and_their_routes() {
     let mut api_server = start();
-    let unsupported = json!({"name": "tls", "port": 443, "protocol": "HTTPS"});
+    let unsupported = json!({"name": "tcp", "port": 80, "protocol": "TCP", "hostname": "t.test"});
     let other_port = json!({"name": "port", "port": 8080, "protocol": "HTTP"});
     let kinds = json!([{"kind": "TCPRoute"}]);
     let wrong_kind = json!({
@@ -327,4 +334,74 @@ fn a_replica_that_starts_has_the_same_hosts() {
     let other = api_server.start_replica();
     assert_eq!(table(&other).gateway_hosts, api_server.table().gateway_hosts);
     assert_eq!(api_server.table().gateway_hosts.len(), 1);
+}
+
+fn https_listener(hostname: Option<&str>, certificate: Value) -> Value {
+    let mut listener = listener("https", hostname);
+    listener["port"] = 443.into();
+    listener["protocol"] = "HTTPS".into();
+    listener["tls"] = json!({"certificateRefs": [certificate]});
+    listener
+}
+
+/// Returns the reason of a condition of the first listener.
+fn listener_reason(api_server: &FakeApiServer, kind: &str) -> String {
+    let status = &api_server.object(ResourceKind::Gateway, "gateway")["status"];
+    let conditions = status["listeners"][0]["conditions"].as_array().expect("conditions");
+    let condition = conditions.iter().find(|it| it["type"] == kind).expect("the condition");
+    condition["reason"].as_str().expect("a reason").to_owned()
+}
+
+#[test]
+fn a_listener_with_tls_has_the_certificate_of_its_secret() {
+    let mut api_server = start();
+    let certificate = json!({"name": "tls"});
+    let listeners = json!([https_listener(Some("*.a.test"), certificate), listener("http", None)]);
+    apply_gateway(&mut api_server, listeners);
+    let mut spec = route(plain_backend(), &["/"]);
+    spec["hostnames"] = json!(["x.a.test"]);
+    apply_route(&mut api_server, "shop", spec);
+    assert_eq!(api_server.named_secrets, BTreeSet::from([name("tls")]));
+    let entry = host(&api_server, "https://x.a.test").expect("the route's host");
+    assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 1));
+    let entry = host(&api_server, "http://x.a.test").expect("the route's host");
+    assert_eq!((entry.certificate, entry.rules.len()), (None, 1));
+    let entry = host(&api_server, "https://*.a.test").expect("the listener's host");
+    assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 0));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
+    let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
+    let material = certificate.material();
+    let facts = load(&material).expect("it is usable").facts;
+    let read = SecretRead::Usable { material: Arc::new(material), facts };
+    api_server.read_secret(&name("tls"), read);
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
+    assert_eq!(listener_reason(&api_server, "Programmed"), "Programmed");
+    api_server.read_secret(&name("tls"), SecretRead::Absent);
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
+    api_server.delete_as_user(ResourceKind::Gateway, "gateway");
+    assert_eq!(api_server.named_secrets, BTreeSet::new());
+}
+
+#[test]
+fn a_certificate_of_another_namespace_needs_a_grant() {
+    let mut api_server = start();
+    let certificate = json!({"name": "tls", "namespace": "certificates"});
+    apply_gateway(&mut api_server, json!([https_listener(None, certificate)]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "RefNotPermitted");
+    assert_eq!(api_server.named_secrets, BTreeSet::new(), "it is not even read");
+    assert_eq!(host(&api_server, "https://*"), None);
+    let grant = json!({
+        "from": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "namespace": NAMESPACE}],
+        "to": [{"group": "", "kind": "Secret"}],
+    });
+    let grant_name = NamespacedName::new("certificates", "grant");
+    apply_at(&mut api_server, ResourceKind::ReferenceGrant, &grant_name, grant);
+    let secret = NamespacedName::new("certificates", "tls");
+    assert_eq!(api_server.named_secrets, BTreeSet::from([secret.clone()]));
+    let entry = host(&api_server, "https://*").expect("the listener's host");
+    assert_eq!(entry.certificate, Some(secret));
+    for event in api_server.delete(ResourceKind::ReferenceGrant, &grant_name) {
+        api_server.step(event);
+    }
+    assert_eq!((api_server.named_secrets.len(), host(&api_server, "https://*")), (0, None));
 }
