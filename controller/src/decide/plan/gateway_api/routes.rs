@@ -30,6 +30,10 @@ pub fn plan_route(
     route: &HttpRouteState,
     now: UnixMillis,
 ) -> RoutePlan {
+    // Routes of other controllers cost no more than this.
+    if route.parents.iter().all(|it| own_gateway(cluster, it).is_none()) {
+        return RoutePlan { since: now, ..RoutePlan::default() };
+    }
     let listeners = usable_listeners(cluster);
     let (rules, resolved) = plan_rules(cluster, name, route);
     let mut plan = RoutePlan { since: now, ..RoutePlan::default() };
