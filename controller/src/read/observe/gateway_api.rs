@@ -75,7 +75,9 @@ pub fn read_gateway(object: &Value) -> GatewayState {
 
 fn read_listener(listener: &Value, namespace: &str) -> ListenerSpec {
     let (allowed, tls) = (&listener["allowedRoutes"], &listener["tls"]);
-    let kind = |it: &Value| (group(it, GATEWAY_GROUP).into(), text(&it["kind"]).into());
+    let kind = |it: &Value| -> (Box<str>, Box<str>) {
+        (group(it, GATEWAY_GROUP).into(), text(&it["kind"]).into())
+    };
     ListenerSpec {
         name: text(&listener["name"]).into(),
         hostname: read_host(&listener["hostname"]),
@@ -187,7 +189,7 @@ fn read_rule(rule: &Value, namespace: &str) -> Result<RouteRuleSpec, String> {
 
 fn read_match(value: &Value) -> Result<RouteMatchSpec, String> {
     let path = value["path"]["value"].as_str().unwrap_or("/");
-    let unclear = || format!("the path {path} has characters that servers may read differently");
+    let unclear = || format!("the path {path} is too long, or servers may read it differently");
     let path = match value["path"]["type"].as_str().unwrap_or("PathPrefix") {
         "Exact" => PathMatch::parse_exact(path).ok_or_else(unclear)?,
         "PathPrefix" => PathMatch::Prefix(PathPrefix::parse(path).map_err(|_fault| unclear())?),
@@ -228,8 +230,10 @@ fn read_header_changes(value: &Value) -> Result<HeaderChanges, String> {
     };
     let pairs = |field: &str| {
         let all = array_items(&value[field]);
-        let all = all.map(|it| Ok((name(&it["name"])?, text(&it["value"]).to_owned())));
-        all.collect::<Result<Vec<_>, String>>()
+        let pair = |it: &Value| -> Result<(String, String), String> {
+            Ok((name(&it["name"])?, text(&it["value"]).to_owned()))
+        };
+        all.map(pair).collect::<Result<Vec<_>, String>>()
     };
     let remove = array_items(&value["remove"]).map(name);
     Ok(HeaderChanges {
@@ -376,7 +380,7 @@ mod tests {
             (path("RegularExpression", "/a"), "paths of type RegularExpression are not supported"),
             (
                 path("Exact", "/a;b"),
-                "the path /a;b has characters that servers may read differently",
+                "the path /a;b is too long, or servers may read it differently",
             ),
             (filter(json!({"type": "URLRewrite"})), "filters of type URLRewrite are not supported"),
             (
