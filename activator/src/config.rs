@@ -1,6 +1,7 @@
 //! Pure: settings of the activator, from its command line and its environment.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     num::NonZeroU16,
     path::{Path, PathBuf},
@@ -171,6 +172,11 @@ pub struct ActivatorConfig {
     /// Listener of the TLS gateway, bound already, as `outside_listener`. Takes precedence over `outside_tls`.
     #[arg(skip)]
     pub outside_tls_listener: Option<TcpListener>,
+
+    /// Listeners of gateway ports, bound already, as `outside_listener`. They are open from the start to the end: a
+    /// connection to a port that no service has is reset.
+    #[arg(skip)]
+    pub gateway_port_listeners: Vec<TcpListener>,
 
     /// Address of /healthz, /readyz and /metrics.
     #[arg(
@@ -428,6 +434,15 @@ impl ActivatorConfig {
             .chain(on(self.outside_tls_port, External, Tls))
             .chain(on(self.inside_port, Internal, Plain))
             .collect()
+    }
+
+    /// Addresses on which gateway ports are opened: those of the gateways for requests from outside. Empty: there is no
+    /// such gateway.
+    pub fn gateway_ips(&self) -> BTreeSet<IpAddr> {
+        let given = [self.outside, self.outside_tls].into_iter().flatten().map(|it| it.ip());
+        let has_port = self.outside_port.or(self.outside_tls_port).is_some();
+        let own = if has_port { self.listen_addresses() } else { Vec::new() };
+        given.chain(own).collect()
     }
 
     /// Policy for requests from outside, as given on the command line.

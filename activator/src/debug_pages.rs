@@ -269,12 +269,19 @@ impl RoutesSource {
         head: &request::Parts,
     ) -> Result<RouteChoice, ProxyRequestError> {
         let entrypoint = request.entrypoint;
-        if let Entrypoint::Service(port) = entrypoint
-            && let PortProtocol::RawTcp(service) = self.forwarder.port_protocol(port)
-        {
+        let by_port = match entrypoint {
+            Entrypoint::Service(port) => {
+                Some((MatchRule::OwnPort(port), self.forwarder.port_protocol(port)))
+            }
+            Entrypoint::GatewayPort(port) => {
+                Some((MatchRule::GatewayPort(port), self.forwarder.gateway_port_protocol(port)))
+            }
+            Entrypoint::Internal | Entrypoint::External => None,
+        };
+        if let Some((rule, PortProtocol::RawTcp(service))) = by_port {
             // Nothing that the client sends is read: it has no host and no tag, and is no probe.
             let service_match = ServiceMatch::from(Arc::clone(&service));
-            let found = FoundService { rule: MatchRule::OwnPort(port), service_match };
+            let found = FoundService { rule, service_match };
             let choice = ServiceChoice { found, is_https: false, service, tag: None };
             return Ok(RouteChoice::Service(choice));
         }

@@ -9,6 +9,8 @@ pub enum Entrypoint {
     Internal,
     /// The gateway for requests from outside, which routes to public hosts only.
     External,
+    /// A gateway port: each connection from outside is raw TCP for the service that has the port.
+    GatewayPort(u16),
 }
 
 impl Entrypoint {
@@ -16,7 +18,7 @@ impl Entrypoint {
     pub fn traffic_origin(self) -> TrafficOrigin {
         match self {
             Self::Service(_) | Self::Internal => TrafficOrigin::Internal,
-            Self::External => TrafficOrigin::External,
+            Self::External | Self::GatewayPort(_) => TrafficOrigin::External,
         }
     }
 }

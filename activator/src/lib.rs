@@ -83,7 +83,10 @@ use crate::{
     config::{ActivatorConfigError, GatewayAddress},
     edge::policy::EdgePolicy,
     entrypoint::{ClientTransport, Entrypoint},
-    listeners::{client_server::ClientConnectionServer, service_ports::ServicePortListeners},
+    listeners::{
+        client_server::ClientConnectionServer, gateway_ports::GatewayPortListeners,
+        service_ports::ServicePortListeners,
+    },
     metrics::ActivatorMetrics,
     peer_streams::PeerStreams,
     pods::endpoint::PodConnectionSettings,
@@ -149,6 +152,8 @@ pub struct ActivatorInstance {
     pub server: Arc<ClientConnectionServer>,
     /// Listeners of the services' own ports.
     pub ports: Arc<ServicePortListeners>,
+    /// Listeners of gateway ports.
+    pub gateway_ports: Arc<GatewayPortListeners>,
     /// Reporter of waiting requests to the autoscaler.
     pub usage_reporter: Arc<QueueUsageReporter>,
 }
@@ -211,7 +216,13 @@ impl ActivatorInstance {
             config.ports_map.clone(),
             stop_listeners.clone(),
         ));
-        Self { forwarder, server, ports, usage_reporter }
+        let gateway_ports = Arc::new(GatewayPortListeners::new(
+            Arc::clone(&server),
+            Arc::clone(&forwarder),
+            config.gateway_ips(),
+            stop_listeners.clone(),
+        ));
+        Self { forwarder, server, ports, gateway_ports, usage_reporter }
     }
 
     /// Pages about the routes in force, for the admin port.
@@ -253,6 +264,7 @@ impl ActivatorInstance {
         loop {
             tick.tick().await;
             self.ports.retry_failed();
+            self.gateway_ports.retry_failed();
             self.forwarder.routes.drop_unreferenced_revisions();
             self.forwarder.routes.drop_unused_plain_services();
             self.forwarder.routes.fail_missing_revisions(Instant::now());
@@ -334,6 +346,7 @@ pub async fn run(
         &links.reports,
         &activator.forwarder,
         &activator.ports,
+        &activator.gateway_ports,
         &links.routes_received,
     );
     let peers = PeerStreams::new(
@@ -498,15 +511,27 @@ fn bind_gateways(config: &mut ActivatorConfig) -> Result<Vec<GatewayListener>, A
         let Some(listener) = listener else { continue };
         // The given listener takes the place of the one at this address.
         *address = None;
-        let ready = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
-        let listener = ready.map_err(failed("a given socket".to_owned()))?;
+        let listener = adopt_listener(listener).map_err(failed("a given socket".to_owned()))?;
         listeners.push(GatewayListener { listener, entrypoint: Entrypoint::External, transport });
+    }
+    for listener in std::mem::take(&mut config.gateway_port_listeners) {
+        let adopted = adopt_listener(listener)
+            .and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
+        let (port, listener) = adopted.map_err(failed("a given socket".to_owned()))?;
+        let (entrypoint, transport) = (Entrypoint::GatewayPort(port), ClientTransport::Plain);
+        listeners.push(GatewayListener { listener, entrypoint, transport });
     }
     for GatewayAddress { address, entrypoint, transport } in config.gateway_addresses() {
         let listener = tcp_socket::bind_listener(address).map_err(failed(address.to_string()))?;
         listeners.push(GatewayListener { listener, entrypoint, transport });
     }
     Ok(listeners)
+}
+
+/// Makes a given listener one of the runtime.
+fn adopt_listener(listener: std::net::TcpListener) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
 }
 
 impl ActivatorConfig {

@@ -41,6 +41,10 @@ pub struct ActivatorMetrics {
     pub service_ports: Gauge,
     /// Sockets of single service ports that cannot be opened.
     pub service_ports_failed: Gauge,
+    /// Open sockets of gateway ports, one for each address.
+    pub gateway_ports: Gauge,
+    /// Sockets of gateway ports that cannot be opened.
+    pub gateway_ports_failed: Gauge,
     /// Client connections that are open now.
     pub client_connections: Gauge,
     /// Version of the RouteTable in force.
@@ -103,12 +107,14 @@ pub enum TcpConnectionEnd {
     Cancelled,
     /// The activator ended it: it is being stopped, or a bound was exceeded.
     CutOff,
+    /// It came from outside, and no byte passed for the time of the idle deadline.
+    Idle,
 }
 
 impl TcpConnectionEnd {
     /// All ends, in the order of their declaration.
-    pub const ALL: [Self; 5] =
-        [Self::Complete, Self::Reset, Self::Failed, Self::Cancelled, Self::CutOff];
+    pub const ALL: [Self; 6] =
+        [Self::Complete, Self::Reset, Self::Failed, Self::Cancelled, Self::CutOff, Self::Idle];
 
     fn label(self) -> &'static str {
         match self {
@@ -117,6 +123,7 @@ impl TcpConnectionEnd {
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
             Self::CutOff => "cut_off",
+            Self::Idle => "idle",
         }
     }
 }
@@ -267,6 +274,8 @@ impl ActivatorMetrics {
             direct_closed_connections: Counter::default(),
             service_ports: Gauge::default(),
             service_ports_failed: Gauge::default(),
+            gateway_ports: Gauge::default(),
+            gateway_ports_failed: Gauge::default(),
             client_connections: Gauge::default(),
             routes_version: Gauge::default(),
             disconnected_peers: Gauge::default(),
@@ -293,6 +302,12 @@ impl ActivatorMetrics {
             "service_ports_failed",
             "Service ports that cannot be opened",
             &self.service_ports_failed,
+        );
+        gauge("gateway_ports", "Gateway ports open", &self.gateway_ports);
+        gauge(
+            "gateway_ports_failed",
+            "Gateway ports that cannot be opened",
+            &self.gateway_ports_failed,
         );
         gauge("client_connections", "Client connections open", &self.client_connections);
         gauge(

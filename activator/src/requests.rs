@@ -12,6 +12,7 @@
 //! | [`upgraded_connection`], [`upgraded_client`] | upgraded connections; their client's side |
 //! | [`stream_tasks`] | tasks of the streams of clients' HTTP/2 connections |
 //! | `tcp_relay`, `splice_pipes` | bytes of raw TCP connections; pipes through which many of them pass |
+//! | `tls_relay` | bytes of raw TCP connections whose TLS the gateway ends |
 //! | `tcp_failure_log` | pure: choice of the log lines about TCP connections that no pod took |
 //! | [`request_log`] | a log line of each finished request |
 //! | [`request_observers`] | what is recorded of one request: log line, spans, metrics |
@@ -27,6 +28,7 @@ pub(crate) mod splice_pipes;
 pub mod stream_tasks;
 pub(crate) mod tcp_failure_log;
 pub(crate) mod tcp_relay;
+pub(crate) mod tls_relay;
 pub mod upgraded_client;
 pub mod upgraded_connection;
 pub mod watched_body;

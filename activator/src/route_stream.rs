@@ -13,7 +13,8 @@ use common::{
 use tracing::info;
 
 use crate::{
-    listeners::service_ports::ServicePortListeners, requests::forwarder::RequestForwarder,
+    listeners::{gateway_ports::GatewayPortListeners, service_ports::ServicePortListeners},
+    requests::forwarder::RequestForwarder,
 };
 
 /// Applies each batch of the RouteTable, then reports its version as in force.
@@ -22,6 +23,7 @@ pub async fn watch_routes(
     report_link: &ComponentLink,
     forwarder: &RequestForwarder,
     ports: &ServicePortListeners,
+    gateway_ports: &GatewayPortListeners,
     routes_received: &AtomicBool,
 ) {
     let outbox = Outbox::new();
@@ -34,6 +36,7 @@ pub async fn watch_routes(
         let ports_changed = forwarder.apply(batch);
         if ports_changed {
             ports.apply_routes();
+            gateway_ports.apply_routes();
         }
         forwarder.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         // Drain acknowledgements go out only after the batch is in force: the controller stops pods because of them.

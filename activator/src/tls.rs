@@ -9,6 +9,7 @@
 //! | [`certificate_choice`] | pure: choice among the certificates that hosts share |
 //! | [`certificate_snapshot`] | pure: certificates in force without their keys, for pages |
 //! | [`held_certificate`] | pure: certificate in force of one Secret or file, and its replacement |
+//! | [`client_hello`] | pure: host that a client names in its first message |
 //! | [`watched_files`] | pure: certificate files as the last looks have found them |
 //! | [`server_config`] | TLS settings of one certificate |
 //! | [`client_cas`] | authorities of client certificates in force |
@@ -19,6 +20,7 @@ pub mod certificate_choice;
 pub mod certificate_files;
 pub mod certificate_snapshot;
 pub mod client_cas;
+pub mod client_hello;
 pub mod held_certificate;
 pub mod host_certificates;
 pub mod server_config;

@@ -67,7 +67,7 @@ impl TracedRequest {
     }
 
     /// Reads the query of `/debug/trace`: `host=HOST`, and optionally `path=/PATH`, `header=NAME:VALUE` (several times),
-    /// `entrypoint=outside`, `inside` or a service's own port, `tls=true`, and `client=IP`.
+    /// `entrypoint=outside`, `inside`, `outside:PORT` or a service's own port, `tls=true`, and `client=IP`.
     pub fn from_query(query: &str) -> Result<Self, RequestQueryError> {
         let mut request = Self::new("", "/");
         for (name, value) in query_pairs(query) {
@@ -78,7 +78,7 @@ impl TracedRequest {
             return Err(RequestQueryError::new("host", "", expected));
         }
         if request.is_tls && request.entrypoint != Entrypoint::External {
-            let expected = "false at this entrypoint, which has no TLS";
+            let expected = "false at this entrypoint: traces know TLS from outside only";
             return Err(RequestQueryError::new("tls", "true", expected));
         }
         Ok(request)
@@ -96,7 +96,8 @@ impl TracedRequest {
                 self.headers.push(header);
             }
             "entrypoint" => {
-                let expected = "outside, inside, or the port of a service at the activators";
+                let expected =
+                    "outside, inside, outside:PORT, or the port of a service at the activators";
                 self.entrypoint = parse_entrypoint(&value).ok_or_else(|| error(expected))?;
             }
             "tls" => self.is_tls = value.parse().map_err(|_bad| error("true or false"))?,
@@ -141,12 +142,18 @@ pub fn parse_header(text: &str) -> Option<(String, String)> {
     Some((name.to_owned(), value.to_owned()))
 }
 
-/// Parses the name of an entrypoint: `outside`, `inside`, or the port of a service at the activators.
+/// Prefix of the name of a gateway port.
+const GATEWAY_PORT_PREFIX: &str = "outside:";
+
+/// Parses the name of an entrypoint: `outside`, `inside`, the port of a service at the activators, or `outside:PORT` for
+/// a gateway port.
 pub fn parse_entrypoint(text: &str) -> Option<Entrypoint> {
-    match text {
-        "outside" => Some(Entrypoint::External),
-        "inside" => Some(Entrypoint::Internal),
-        port => port.parse().ok().filter(|port| *port != 0).map(Entrypoint::Service),
+    let parse_port = |text: &str| text.parse().ok().filter(|port| *port != 0);
+    match (text, text.strip_prefix(GATEWAY_PORT_PREFIX)) {
+        ("outside", _) => Some(Entrypoint::External),
+        ("inside", _) => Some(Entrypoint::Internal),
+        (_, Some(port)) => parse_port(port).map(Entrypoint::GatewayPort),
+        (port, None) => parse_port(port).map(Entrypoint::Service),
     }
 }
 
@@ -156,6 +163,7 @@ pub fn entrypoint_name(entrypoint: Entrypoint) -> String {
         Entrypoint::Service(port) => port.to_string(),
         Entrypoint::Internal => "inside".to_owned(),
         Entrypoint::External => "outside".to_owned(),
+        Entrypoint::GatewayPort(port) => format!("{GATEWAY_PORT_PREFIX}{port}"),
     }
 }
 
@@ -176,7 +184,9 @@ mod tests {
             ..TracedRequest::new("shop.example:8080", "/a?b=c&d=%20")
         };
         let own_port = TracedRequest { entrypoint: Entrypoint::Service(20_001), ..plain.clone() };
-        for request in [plain, full, own_port] {
+        let gateway_port =
+            TracedRequest { entrypoint: Entrypoint::GatewayPort(5432), ..plain.clone() };
+        for request in [plain, full, own_port, gateway_port] {
             let query = request.to_string();
             assert_eq!(TracedRequest::from_query(&query), Ok(request), "{query}");
         }
@@ -197,6 +207,7 @@ mod tests {
             ("host=a&header=b:c%0ad", "header is "),
             ("host=a&entrypoint=0", "entrypoint is \"0\""),
             ("host=a&entrypoint=other", "entrypoint is "),
+            ("host=a&entrypoint=outside:0", "entrypoint is "),
             ("host=a&tls=yes", "tls is \"yes\": it must be true or false"),
             ("host=a&tls=true&entrypoint=inside", "tls is \"true\": it must be false at"),
             ("host=a&client=b", "client is \"b\""),

@@ -83,6 +83,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) cluster_services_refused: Gauge,
     /// Stale connections that were closed.
     pub(crate) connections_closed: Counter,
+    /// Those of them that were closed because the pod's node reported the end of a response.
+    pub(crate) connections_closed_by_report: Counter,
     /// Times that a stale connection was due but turned out to be in use.
     pub(crate) connections_spared: Counter,
     /// Connected UDP sockets that were ended, because their endpoint had left its Service.
@@ -150,6 +152,7 @@ impl AgentMetrics {
             services_refused: Gauge::default(),
             cluster_services_refused: Gauge::default(),
             connections_closed: Counter::default(),
+            connections_closed_by_report: Counter::default(),
             connections_spared: Counter::default(),
             udp_sockets_ended: Counter::default(),
             tcp_sockets_ended: Counter::default(),
@@ -211,20 +214,7 @@ impl AgentMetrics {
         registry.register("services_refused", help, self.services_refused.clone());
         let help = "Services of the cluster that do not fit in the kernel's maps, and are left to kube-proxy";
         registry.register("cluster_services_refused", help, self.cluster_services_refused.clone());
-        let help = "Stale connections closed, so that their clients connect again";
-        registry.register("connections_ended", help, self.connections_closed.clone());
-        let help = "Stale connections not closed, because they were in use again";
-        registry.register("connections_spared", help, self.connections_spared.clone());
-        let help = "UDP sockets ended, because their endpoint had left its Service";
-        registry.register("udp_sockets_ended", help, self.udp_sockets_ended.clone());
-        let help = "TCP connections ended, because their endpoint had left its Service";
-        registry.register("tcp_sockets_ended", help, self.tcp_sockets_ended.clone());
-        let help = "Network namespaces that redirect connections, whose connects go on unchanged";
-        registry.register("meshed_namespaces", help, self.meshed_namespaces.clone());
-        let help = "Stale connections that are still open";
-        registry.register("connections_left", help, self.connections_stale.clone());
-        let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
-        registry.register("ends_locked", help, self.closes_locked.clone());
+        self.register_ends(registry);
         let help = "Connections ended because a request took longer than timeoutSeconds";
         registry.register("deadlines_ended", help, self.overdue_closed.clone());
         let help = "Scans of pods for requests that take longer than timeoutSeconds";
@@ -240,6 +230,27 @@ impl AgentMetrics {
         let help = "Programs of others that redirect connects, by owner";
         registry.register("foreign_programs", help, self.foreign_programs.clone());
         self.register_routes(registry);
+    }
+
+    /// Registers what is counted of connections that the agent ends.
+    fn register_ends(&self, registry: &mut Registry) {
+        let help = "Stale connections closed, so that their clients connect again";
+        registry.register("connections_ended", help, self.connections_closed.clone());
+        let help = "Stale connections closed because the pod's node reported the end of a response";
+        let closed_by_report = self.connections_closed_by_report.clone();
+        registry.register("connections_ended_by_report", help, closed_by_report);
+        let help = "Stale connections not closed, because they were in use again";
+        registry.register("connections_spared", help, self.connections_spared.clone());
+        let help = "UDP sockets ended, because their endpoint had left its Service";
+        registry.register("udp_sockets_ended", help, self.udp_sockets_ended.clone());
+        let help = "TCP connections ended, because their endpoint had left its Service";
+        registry.register("tcp_sockets_ended", help, self.tcp_sockets_ended.clone());
+        let help = "Network namespaces that redirect connections, whose connects go on unchanged";
+        registry.register("meshed_namespaces", help, self.meshed_namespaces.clone());
+        let help = "Stale connections that are still open";
+        registry.register("connections_left", help, self.connections_stale.clone());
+        let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
+        registry.register("ends_locked", help, self.closes_locked.clone());
     }
 
     /// Registers the figures about pods with a standby order.

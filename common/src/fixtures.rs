@@ -45,6 +45,7 @@ pub fn service(name: &NamespacedName, revision: &NamespacedName) -> ServiceEntry
         protocol: None,
         uses_pod_ports: false,
         affinity: None,
+        serves_local_tls: false,
     }
 }
 

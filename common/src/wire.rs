@@ -228,6 +228,20 @@ pub struct ServiceEntry {
     pub uses_pod_ports: bool,
     /// Time for which a client keeps its pod after its last connect; `None`: no affinity. Sent in whole milliseconds.
     pub affinity: Option<Duration>,
+    /// True if activators serve https at [`LOCAL_TLS_PORT`] of the addresses, with the certificate of
+    /// [`local_certificate`](Self::local_certificate). Connects to that port always go to activators.
+    pub serves_local_tls: bool,
+}
+
+/// Port at which the names of a service inside the cluster serve https.
+pub const LOCAL_TLS_PORT: NonZeroU16 = NonZeroU16::new(443).expect("not zero");
+
+impl ServiceEntry {
+    /// Returns the name of the certificate for the names inside the cluster; `None`: they serve no https. It has a
+    /// port, so it is never the name of a Secret.
+    pub fn local_certificate(&self) -> Option<NamespacedName> {
+        self.serves_local_tls.then(|| self.name.with_port(LOCAL_TLS_PORT))
+    }
 }
 
 /// Gateway rules of a service beyond routing its hosts to it.
@@ -242,6 +256,12 @@ pub struct GatewayRules {
     pub tag_routing: Option<TagRouting>,
     /// Challenges of authorities for the hosts, which are responded to from outside, before any redirect.
     pub challenges: Vec<HttpChallenge>,
+    /// Hosts that no wildcard covers, of whatever service: DomainMappings of their own have them, in force or not. A
+    /// service lists those below its own wildcards, each once.
+    pub reserved_hosts: Vec<String>,
+    /// Gateway port: each connection to this port of the gateway is raw TCP for the service. No other service of the
+    /// table has it. `None`: the service has none.
+    pub gateway_port: Option<NonZeroU16>,
 }
 
 /// HTTP-01 challenge, by which an authority checks a host before it issues a certificate (RFC 8555, section 8.3).
@@ -273,6 +293,20 @@ pub struct MappedDomain {
     pub hsts: Option<HstsPolicy>,
     /// Paths that the mapping serves. `None`: it has the host for itself, and the host has no wildcard.
     pub path_rule: Option<PathRule>,
+    /// Protocol of the host's clients. With raw TCP the path rule is that of all paths, or `None`.
+    pub protocol: DomainProtocol,
+}
+
+/// Protocol of the clients of a host, as the gateway treats it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DomainProtocol {
+    /// Clients send requests of HTTP.
+    #[default]
+    Http,
+    /// Each connection is raw TCP within TLS, which the gateway ends.
+    TcpOverTls,
+    /// Each connection is raw TCP that brings TLS of its own. The gateway reads the name of the ClientHello only.
+    TlsPassthrough,
 }
 
 /// Role of a service for the header `Knative-Serving-Tag`.

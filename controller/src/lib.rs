@@ -39,7 +39,10 @@ use crate::{
     },
     shell::{
         admin, api, config, grpc_services,
-        identity::{self, CertificateIssuer, authority_store::AuthorityManager},
+        identity::{
+            CertificateIssuer, authority_store::AuthorityManager, cluster_api::IdentityApiClient,
+            local_signer::LocalCertificateSigner,
+        },
         image_digests::resolver::DigestResolver,
         local_files, local_node, platform,
         runtime::ControllerRuntime,
@@ -120,6 +123,16 @@ async fn run_until_shutdown(work: impl Future<Output = ()>, shutdown: &Cancellat
     shutdown.cancelled().await;
 }
 
+/// Hands over Revisions whose images may have other digests, until the sender ends.
+async fn receive_digests(
+    runtime: &ControllerRuntime,
+    mut changed: tokio::sync::mpsc::Receiver<common::wire::NamespacedName>,
+) {
+    while let Some(revision) = changed.recv().await {
+        runtime.resolve_digests(&revision);
+    }
+}
+
 /// Runs one replica of the controller on Kubernetes until `shutdown`.
 pub async fn run_on_kubernetes(
     config: ControllerConfig,
@@ -137,15 +150,11 @@ pub async fn run_on_kubernetes(
     let stop = || shutdown.clone();
     info!(listen = config.listen, pod = cluster.pod, "controller started");
     // Small, since the receiver only steps the machine.
-    let (resolved_tx, mut resolved_rx) = tokio::sync::mpsc::channel(64);
+    let (resolved_tx, resolved_rx) = tokio::sync::mpsc::channel(64);
     let secrets = api::pull_secrets::ClusterPullSecrets::new(platform.client().clone());
     let resolver = DigestResolver::new(secrets, registry::RegistryClient::default(), resolved_tx);
     shared.set_digest_resolver(Arc::clone(&resolver));
-    let resolving = async {
-        while let Some(revision) = resolved_rx.recv().await {
-            shared.resolve_digests(&revision);
-        }
-    };
+    let resolving = receive_digests(&shared, resolved_rx);
     let synced = platform.synced();
     let serving = async {
         // A table that lacks objects which are not listed yet would take routes away.
@@ -154,11 +163,15 @@ pub async fn run_on_kubernetes(
         grpc_services::serve_with_issuer(Arc::clone(&shared), &config.listen, issuer, stop()).await
     };
     // Only the leader renews authorities, or two replicas would issue different ones.
-    let renewing_authorities = async {
+    let renewing = async {
         if let Some((authority_manager, _)) = &identities {
             authority_manager.run(|| platform.may_write(), stop()).await;
         }
-        shutdown.cancelled().await;
+    };
+    let signing = async {
+        if let Some(signer) = local_signer(&config, &cluster, &platform, &shared) {
+            signer.run(|| platform.may_write(), stop()).await;
+        }
     };
     let admin = platform.extend_admin(admin::admin_state(&shared));
     let mut running = std::pin::pin!(platform.run(stop()));
@@ -175,7 +188,8 @@ pub async fn run_on_kubernetes(
         }
         () = resolver.run(stop()) => Ok(()),
         () = resolving => Ok(()),
-        () = renewing_authorities => Ok(()),
+        () = run_until_shutdown(renewing, &shutdown) => Ok(()),
+        () = run_until_shutdown(signing, &shutdown) => Ok(()),
     };
     shutdown.cancel();
     if !has_ended {
@@ -196,9 +210,11 @@ fn loading_runtime(
     let settings = ControllerSettings {
         platform: PlatformKind::Kubernetes,
         cluster_domain: cluster.cluster_domain.clone(),
+        signs_local_certificates: config.serves_tls(),
         system_namespace: cluster.system_namespace.clone(),
         own_pod_name: cluster.pod.clone(),
         fixed_activators: Vec::new(),
+        opened_gateway_ports: None,
         ..config.to_settings(String::new(), scale_policy::ScalePolicyConfig::default())
     };
     // The holder of the Lease is the leader; no replica is one before it holds the Lease.
@@ -230,19 +246,30 @@ fn certificate_services(
     // Clients check the role alone. The pod's name, which is unique among living pods, distinguishes the replicas.
     let identity =
         CertificateIdentity::new(Component::Controller, &config.node, &cluster.pod, &cluster.pod)?;
-    let authority_store =
-        identity::cluster_api::IdentityApiClient::new(platform.client(), &cluster.system_namespace);
+    let authority_store = IdentityApiClient::new(platform.client(), &cluster.system_namespace);
     let authority_store = Arc::new(authority_store);
-    let authority_manager = AuthorityManager::new(
-        Arc::<identity::cluster_api::IdentityApiClient>::clone(&authority_store),
-        identity,
-    );
+    let authority_manager =
+        AuthorityManager::new(Arc::<IdentityApiClient>::clone(&authority_store), identity);
     let issuer = CertificateIssuer::new(
         Arc::clone(&authority_manager),
         authority_store,
         &cluster.system_namespace,
     );
     Ok(Some((authority_manager, issuer)))
+}
+
+/// Returns the signer of certificates for names inside the cluster; `None`: their keys could be sent without TLS only.
+fn local_signer(
+    config: &ControllerConfig,
+    cluster: &config::KubernetesConfig,
+    platform: &platform::KubernetesPlatform,
+    shared: &Arc<ControllerRuntime>,
+) -> Option<LocalCertificateSigner> {
+    config.serves_tls().then(|| {
+        let store =
+            IdentityApiClient::for_local_names(platform.client(), &cluster.system_namespace);
+        LocalCertificateSigner::new(Arc::new(store), Arc::clone(shared), &cluster.cluster_domain)
+    })
 }
 
 /// Returns the ID of this boot of the machine. It is empty if the kernel gives none; then a reboot goes

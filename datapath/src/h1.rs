@@ -207,6 +207,17 @@ impl Http1Connection {
         is_known.then_some(came_in_part || self.is_busy())
     }
 
+    /// Returns true if only a next request can follow: no message is under way, and neither side has announced the end
+    /// of the connection.
+    ///
+    /// An announced end comes by itself, and a client may read until it. Another end before it would be an error to
+    /// such a client.
+    #[inline(always)]
+    pub fn awaits_request(&self) -> bool {
+        let is_between_messages = self.rx.state == state::START && self.tx.state == state::START;
+        is_between_messages && !self.is_busy()
+    }
+
     /// Continues in the requests: `window` holds `len` (at least 1) bytes that begin at `rx.next`; its last word is
     /// overwritten. With `slow` it reads byte by byte where necessary; without, it may consume nothing.
     #[inline(always)]

@@ -3,12 +3,16 @@
 use std::{
     collections::BTreeSet,
     fs,
+    num::NonZeroU16,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use agent::{api_servers::ApiServerUrl, config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use anyhow::{Context as _, Result, bail};
+use controller::model::{
+    cluster_state::ControllerSettings, config_maps::port_ranges::is_reserved_gateway_port,
+};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -77,6 +81,10 @@ pub(crate) struct InstallArgs {
     /// Expect a PROXY protocol header, version 1 or 2, on each connection from the trusted proxies
     #[arg(long, requires = "trusted_proxies")]
     proxy_protocol: bool,
+    /// Ports of the gateway for services of raw TCP (rouse.dev/port), on the load balancer or on each node with an
+    /// activator; written to config-network when that is created
+    #[arg(long, value_name = "PORT", num_args = 1.., value_delimiter = ',')]
+    gateway_ports: Vec<NonZeroU16>,
     /// Services that the agents serve in kube-proxy's place, besides Rouse's own; another value may be applied at any
     /// time
     #[arg(long, value_enum, default_value_t)]
@@ -151,6 +159,7 @@ impl InstallArgs {
             cluster_domain: self.cluster_domain.clone(),
             trusted_proxies: self.trusted_proxies.clone(),
             proxy_protocol: self.proxy_protocol,
+            gateway_ports: self.checked_gateway_ports()?,
             clusterip: self.clusterip,
             map_sizes: self.map_sizes.clone(),
             apiservers: self.apiservers.clone(),
@@ -158,6 +167,18 @@ impl InstallArgs {
             without_kube_proxy: self.without_kube_proxy,
             service_cidr: self.service_cidr.clone(),
         })
+    }
+
+    /// Returns the gateway ports, each once. Refuses those on which activators listen for anything else.
+    fn checked_gateway_ports(&self) -> Result<Vec<NonZeroU16>> {
+        let is_reserved = |port: &&NonZeroU16| {
+            is_reserved_gateway_port(**port, ControllerSettings::default().activator_port_range)
+        };
+        if let Some(port) = self.gateway_ports.iter().find(is_reserved) {
+            bail!("--gateway-ports has {port}: it is one of the activators' own ports");
+        }
+        let ports: BTreeSet<NonZeroU16> = self.gateway_ports.iter().copied().collect();
+        Ok(ports.into_iter().collect())
     }
 
     /// Refuses a path of the kubelet's kubeconfig that no agent can use.

@@ -70,7 +70,8 @@ struct ConnectOptions {
 /// Options for a request to a host.
 #[derive(Debug, Args)]
 struct RequestOptions {
-    /// Listener of the request: outside, inside, or the port of a service at the activators [default: outside]
+    /// Listener of the request: outside, inside, the port of a service at the activators, or outside:PORT for a gateway
+    /// port [default: outside]
     #[arg(long, value_name = "ENTRYPOINT", value_parser = check_entrypoint)]
     entrypoint: Option<Entrypoint>,
     /// The client's connection has TLS
@@ -102,7 +103,7 @@ fn check_header(text: &str) -> Result<(String, String), &'static str> {
 
 /// Parses the listener that a request comes in by.
 fn check_entrypoint(text: &str) -> Result<Entrypoint, &'static str> {
-    parse_entrypoint(text).ok_or("must be outside, inside, or a port")
+    parse_entrypoint(text).ok_or("must be outside, inside, a port, or outside:PORT")
 }
 
 /// Prints the choice for a connect or request; `node` names the node that is asked.

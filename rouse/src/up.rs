@@ -50,6 +50,10 @@ pub(crate) struct NodeUpArgs {
     /// Address on which the gateway listens for requests from outside the node
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     gateway: SocketAddr,
+    /// Ports for services of raw TCP (rouse.dev/port), at the address of the gateway; open from the start. With --part,
+    /// controller and activator need the same ones
+    #[arg(long, value_name = "PORT", num_args = 1.., value_delimiter = ',')]
+    gateway_ports: Vec<NonZeroU16>,
     /// Networks of the proxies before the gateway whose X-Forwarded-* and Forwarded are trusted, besides those of
     /// config-network
     #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',', value_parser = crate::install::network)]
@@ -270,6 +274,8 @@ struct HostHandles {
     gateway: Option<TcpListener>,
     /// Listener for TLS, if certificate files are given.
     tls_gateway: Option<TcpListener>,
+    /// Listeners of gateway ports.
+    gateway_ports: Vec<TcpListener>,
     /// Certificate files that the activator follows.
     certificate_files: CertificateFiles,
 }
@@ -282,6 +288,7 @@ impl HostHandles {
             host_namespace: Some(net::current_namespace()?),
             gateway: None,
             tls_gateway: None,
+            gateway_ports: Vec::new(),
             certificate_files: CertificateFiles::default(),
         };
         if components.contains(&NodeComponent::Activator) {
@@ -299,6 +306,11 @@ impl HostHandles {
         if !self.certificate_files.is_empty() {
             let listener = bind_gateway("TLS gateway", "--tls-gateway", args.tls_gateway)?;
             self.tls_gateway = Some(listener);
+        }
+        for port in &args.gateway_ports {
+            let address = SocketAddr::new(args.gateway.ip(), port.get());
+            let listener = bind_gateway("gateway for raw TCP", "--gateway-ports", address)?;
+            self.gateway_ports.push(listener);
         }
         Ok(())
     }
@@ -360,6 +372,7 @@ impl RunningComponents {
             state: layout.data_folder(),
             listen: unix_endpoint(&layout.controller_socket()),
             admin: NodeComponent::Controller.admin_address(),
+            gateway_ports: args.gateway_ports.clone(),
             ..controller::ControllerConfig::default()
         };
         let node = controller::shell::local_node::LocalNodeChannels {
@@ -420,6 +433,7 @@ impl RunningComponents {
             ports_map: Some(agent::kernel::programs::ports_map(&layout.bpf())),
             outside_listener: host_handles.gateway.take(),
             outside_tls_listener: host_handles.tls_gateway.take(),
+            gateway_port_listeners: std::mem::take(&mut host_handles.gateway_ports),
             tls_cert,
             tls_key,
             tls_folder: folder,
@@ -714,6 +728,24 @@ mod tests {
         let other = open(&with_folder, NodeComponent::Agent);
         assert!(other.gateway.is_none() && other.tls_gateway.is_none());
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn gateway_ports_are_bound_at_the_address_of_the_gateway() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port().to_string();
+        let args = ["--gateway", "127.0.0.1:0", "--gateway-ports", &port];
+        let open = |component| HostHandles::open(&parse_options(&args).unwrap(), &[component]);
+        let text = format!(
+            "the gateway for raw TCP cannot listen on 127.0.0.1:{port}; choose another with --gateway-ports"
+        );
+        let refused = open(NodeComponent::Activator).err().map(|error| error.to_string());
+        assert_eq!(refused, Some(text));
+        drop(taken);
+        let handles = open(NodeComponent::Activator).unwrap();
+        let [listener] = &handles.gateway_ports[..] else { panic!("one listener") };
+        assert_eq!(listener.local_addr().unwrap().to_string(), format!("127.0.0.1:{port}"));
+        assert!(open(NodeComponent::Controller).unwrap().gateway_ports.is_empty());
     }
 
     #[test]

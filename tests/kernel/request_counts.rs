@@ -326,9 +326,11 @@ fn growth_beyond_the_armed_level_is_reported_once() {
 
 /// Positions of this client port's connection in the events of idle connections.
 fn idle_positions(ring: &mut KernelEventRing, client_port: u16) -> Vec<[u32; 2]> {
-    while ring.next().is_some() {}
-    let events = ring.take_idle().into_iter();
-    let own = events.filter(|event| event.client_port == u32::from(client_port));
+    let read = std::iter::from_fn(|| ring.next()).filter(|event| event.kind == abi::EVENT_IDLE);
+    let read = read.count();
+    let events = ring.take_idle();
+    assert_eq!(read, events.len(), "each is one of the events that a wake reads");
+    let own = events.into_iter().filter(|event| event.client_port == u32::from(client_port));
     own.map(|event| [event.client_seq, event.pod_seq]).collect()
 }
 

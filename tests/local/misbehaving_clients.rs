@@ -203,6 +203,7 @@ fn clients_that_break_http_or_speak_another_protocol_disturb_no_other_client() {
             clients_that_break_http_disturb_no_other_client_at_the_activator,
             raw_tcp::connections_wait_for_a_pod_whose_server_speaks_first,
             raw_tcp::an_open_connection_keeps_its_pod_although_no_byte_is_sent,
+            raw_tcp::a_connection_from_outside_wakes_the_service_of_its_port,
         ],
     );
 }

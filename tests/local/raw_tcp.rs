@@ -144,3 +144,22 @@ pub(super) fn an_open_connection_keeps_its_pod_although_no_byte_is_sent(node: &R
     assert_eq!(kept.finish("late").expect("the pod still serves it"), "late");
     node.wait_asleep("kept");
 }
+
+/// The client is in the host's network, from which the address of the service cannot be reached.
+pub(super) fn a_connection_from_outside_wakes_the_service_of_its_port(node: &RouseNode) {
+    let port = node.gateway_port.port();
+    let reset = GreetedConnection::open(node.gateway_port).err().map(|error| error.kind());
+    assert_eq!(reset, Some(io::ErrorKind::ConnectionReset), "no service has the port");
+    for name in ["outer", "outer-too"] {
+        let annotated = format!("{{name: {name}, annotations: {{rouse.dev/port: \"{port}\"}}}}");
+        let asking = manifest(name, "", "").replacen(&format!("{{name: {name}}}"), &annotated, 1);
+        let (is_applied, output) = node.apply(&asking);
+        assert!(is_applied, "{output}");
+        node.wait_ready(name);
+    }
+    for text in ["asleep", "awake"] {
+        let pod = send(node.gateway_port, text).expect("it is answered");
+        assert!(pod.starts_with("outer-00001-"), "{pod}: the first one keeps its port");
+    }
+    node.wait_asleep("outer");
+}

@@ -29,8 +29,17 @@ const NODES: [&str; 2] = ["node1", "node2"];
 const POD_CGROUPS: [&str; 3] = ["kubepods", "kubepods/burstable", "kubepods/besteffort"];
 
 /// Arguments of `rouse install` on a cluster without a load balancer. On a busy machine rollouts take minutes.
-const INSTALL_ARGS: [&str; 7] =
-    ["install", "--apply", "--wait", "--timeout", "900", "--gateway", "nodeport"];
+const INSTALL_ARGS: [&str; 9] = [
+    "install",
+    "--apply",
+    "--wait",
+    "--timeout",
+    "900",
+    "--gateway-ports",
+    "5432,6379",
+    "--gateway",
+    "nodeport",
+];
 /// Longest time for which an unready part of the cluster may become ready by itself.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -30,6 +30,8 @@ pub struct RouseNode {
     pub layout: NodeLayout,
     /// Address of its gateway for requests from outside.
     pub gateway: SocketAddr,
+    /// Address of its only gateway port, for services of raw TCP.
+    pub gateway_port: SocketAddr,
     /// Address of its gateway for TLS; `None` if it was started without certificates.
     pub tls_gateway: Option<SocketAddr>,
     program: PathBuf,
@@ -102,11 +104,13 @@ impl RouseNode {
         let layout = NodeLayout::new(&name).expect("a short name");
         record_test_node(&layout);
         let gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
+        let gateway_port = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
         let log = File::create(folder.join("log")).expect("a log");
         let mut up_command = Command::new(&program);
         up_command.args(["--node", &name, "up", "--images", &required_variable("ROUSE_IMAGES")]);
         up_command
-            .args(["--gateway", &gateway.to_string(), "--ready-file"])
+            .args(["--gateway", &gateway.to_string()])
+            .args(["--gateway-ports", &gateway_port.port().to_string(), "--ready-file"])
             .arg(folder.join("ready"));
         up_command.env("NO_COLOR", "1").stdin(Stdio::null());
         up_command.stdout(log.try_clone().expect("a log")).stderr(log);
@@ -117,6 +121,7 @@ impl RouseNode {
         let mut node = Self {
             layout,
             gateway,
+            gateway_port,
             tls_gateway: None,
             program,
             folder,

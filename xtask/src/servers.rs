@@ -15,7 +15,7 @@ use crate::{cluster::go_toolchain::GoToolchain, sh, toolchain, workspace::CargoW
 /// Directory of their sources, from the root of the repository.
 const SOURCES: &str = "tests/servers";
 /// Source files. The Go module fixes the versions of all dependencies.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "App.java",
     "resolve.c",
     "go/go.mod",

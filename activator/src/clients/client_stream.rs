@@ -110,6 +110,19 @@ impl AcceptedStream {
         }
     }
 
+    /// Reads bytes of raw TCP. Unlike those of HTTP they do not tell where they end, so over TLS an end without
+    /// `close_notify` is the error `UnexpectedEof`.
+    pub(crate) fn poll_read_whole(
+        &mut self,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(tcp) => Pin::new(tcp).poll_read(cx, into),
+            Self::Tls(tls) => poll_read_to_close_notify(tls, cx, into),
+        }
+    }
+
     /// Reads bytes as they have come by TCP, to drop them: those of TLS are still encrypted.
     pub fn poll_read_tcp(
         &mut self,
@@ -204,6 +217,22 @@ fn poll_read_decrypted(
             return Poll::Ready(Ok(()));
         }
     }
+}
+
+/// Reads what the client has sent within TLS, at most one record. An end without `close_notify` is an error.
+fn poll_read_to_close_notify(
+    tls: &mut TlsStream<BoundedTcp>,
+    cx: &mut Context<'_>,
+    into: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    let decrypted = ready!(Pin::new(&mut *tls).poll_fill_buf(cx))?;
+    let count = decrypted.len().min(into.remaining());
+    into.put_slice(&decrypted[..count]);
+    if count > 0 {
+        Pin::new(&mut *tls).consume(count);
+        tls.get_mut().0.mark_decrypted();
+    }
+    Poll::Ready(Ok(()))
 }
 
 /// Decrypted bytes that are not consumed; empty at the end of the client's bytes.

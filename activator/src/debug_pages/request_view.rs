@@ -14,7 +14,7 @@ use crate::{
         client_headers::{ForwardedRequestSender, ProxiedClient},
         headers::TAG_HEADER,
     },
-    entrypoint::Entrypoint,
+    entrypoint::{Entrypoint, TrafficOrigin},
     request_error::ProxyRequestError,
     requests::route_choice::{FoundService, RouteChoice, ServiceChoice},
     revisions::{
@@ -240,7 +240,7 @@ impl RequestSnapshot<'_> {
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let Some(choice) = self.service() else { return notes };
-        let is_inside = self.request.entrypoint != Entrypoint::External;
+        let is_inside = self.request.entrypoint.traffic_origin() == TrafficOrigin::Internal;
         if let Some(host) =
             choice.found.service_match.domain().and_then(|it| it.host_rewrite.as_ref())
         {
@@ -287,7 +287,11 @@ impl RequestSnapshot<'_> {
 pub(super) fn takes_raw_tcp(entrypoint: Entrypoint, choice: &ServiceChoice) -> bool {
     // The connection is taken for the service of the port, before a header could choose a tag.
     let service = &choice.found.service_match.service;
-    matches!(entrypoint, Entrypoint::Service(_)) && service.takes_raw_tcp() == Some(true)
+    match entrypoint {
+        Entrypoint::Service(_) => service.takes_raw_tcp() == Some(true),
+        Entrypoint::GatewayPort(_) => true,
+        Entrypoint::Internal | Entrypoint::External => false,
+    }
 }
 
 fn client_auth_note(rule: &ClientAuth) -> String {
@@ -302,6 +306,7 @@ fn client_auth_note(rule: &ClientAuth) -> String {
 fn rule_text(rule: &MatchRule) -> String {
     match rule {
         MatchRule::OwnPort(port) => format!("own port {port} of a service"),
+        MatchRule::GatewayPort(port) => format!("gateway port {port} of a service"),
         MatchRule::ServiceName(name) => format!("name of service {name} within the cluster"),
         MatchRule::RevisionName(name) => format!("name of Revision {name} within the cluster"),
         MatchRule::Host(host) => format!("host {host:?} of a Route, tag or DomainMapping"),
@@ -322,6 +327,9 @@ fn found_reason(found: &FoundService) -> String {
             None => format!("DomainMapping {} leads to {service}", domain.host),
         },
         (None, MatchRule::OwnPort(port)) => format!("port {port} belongs to {service}"),
+        (None, MatchRule::GatewayPort(port)) => {
+            format!("gateway port {port} belongs to {service}")
+        }
         (None, MatchRule::ServiceName(_)) => format!("the host is the name of {service}"),
         (None, MatchRule::RevisionName(_)) => format!("the host is the name of Revision {service}"),
         (None, MatchRule::Host(host)) => format!("{host} is a host of {service}"),

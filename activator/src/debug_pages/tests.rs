@@ -6,9 +6,9 @@ use common::{
     fixtures::{self, certificates::TestAuthority},
     link::RouteBatch,
     wire::{
-        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, EdgeSettings, GatewayRules,
-        GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry, RouteTable,
-        RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, EdgeSettings,
+        GatewayRules, GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry,
+        RouteTable, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
     },
 };
 use futures::FutureExt as _;
@@ -52,6 +52,7 @@ fn revision_name(number: u8) -> NamespacedName {
 
 fn domain(host: String, redirects_to_https: bool) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host,
         host_rewrite: None,
         redirects_to_https,
@@ -499,7 +500,7 @@ fn random_table(services: &[RandomService], revisions: &[RandomRevision]) -> Rou
             redirects_to_https: it.is_redirected,
             mapped_domains: if it.has_domain { vec![mapped] } else { Vec::new() },
             tag_routing: it.has_tags.then(|| TagRouting::ChooseTag(vec![tag])),
-            challenges: Vec::new(),
+            ..GatewayRules::default()
         };
         let name = service_name(number);
         let targets = it.targets.iter().map(|(revision, percent)| RouteTarget {

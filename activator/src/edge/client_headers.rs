@@ -96,7 +96,7 @@ pub fn write_client_headers(
 ) {
     let client = sender.address.to_string();
     match sender.traffic_origin {
-        TrafficOrigin::Internal => write_for_internal(headers, &client),
+        TrafficOrigin::Internal => write_for_internal(headers, &client, sender.scheme()),
         TrafficOrigin::External if sender.is_trusted_proxy(edge) => {
             write_for_trusted_proxy(headers, sender, edge)
         }
@@ -141,7 +141,7 @@ pub fn remove_client_claims(trailers: &mut HeaderMap) {
 }
 
 /// Headers for a request from a workload of the cluster: those that are there are kept and extended.
-fn write_for_internal(headers: &mut HeaderMap, client: &str) {
+fn write_for_internal(headers: &mut HeaderMap, client: &str, scheme: &'static str) {
     let before = join_header(headers, &X_FORWARDED_FOR).unwrap_or_default();
     let hops: Vec<&str> = forwarded_header::split_list(&before).chain([client]).collect();
     let host = headers.get(&X_FORWARDED_HOST).or_else(|| headers.get(header::HOST)).cloned();
@@ -150,7 +150,7 @@ fn write_for_internal(headers: &mut HeaderMap, client: &str) {
         headers,
         &hops,
         host,
-        proto.unwrap_or(HeaderValue::from_static("http")),
+        proto.unwrap_or_else(|| HeaderValue::from_static(scheme)),
     );
 }
 

@@ -48,6 +48,7 @@ impl EdgePolicy {
             https_port: settings.https_port.or(self.startup.https_port),
             hsts: settings.hsts.or_else(|| self.startup.hsts.clone()),
             tls: join_tls(&self.startup.tls, settings.tls),
+            tcp_idle_timeout: settings.tcp_idle_timeout.or(self.startup.tcp_idle_timeout),
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
@@ -60,6 +61,7 @@ impl EdgePolicy {
                 https_port,
                 hsts,
                 tls,
+                tcp_idle_timeout,
             } = &next;
             info!(
                 ?trusted_proxies,
@@ -70,6 +72,7 @@ impl EdgePolicy {
                 ?https_port,
                 hsts = hsts.as_ref().map(HstsPolicy::as_str),
                 ?tls,
+                ?tcp_idle_timeout,
                 "edge policy set"
             );
             *now = Arc::new(next);

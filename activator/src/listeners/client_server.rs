@@ -40,17 +40,23 @@ use crate::{
     },
     clock::random_u64,
     edge::{client_headers::ProxiedClient, proxy_protocol::ProxyHeader},
-    entrypoint::{ClientTransport, Entrypoint},
+    entrypoint::{ClientTransport, Entrypoint, TrafficOrigin},
     listeners::{charged_body::ChargedResponseBody, stream_resets::StreamResetCounter},
+    metrics::TcpConnectionEnd,
     request_error::ProxyRequestError,
     requests::{
-        forwarder::RequestForwarder, response_body::ClientResponseBody,
-        stream_tasks::StreamTaskExecutor, watched_body::ClientWatchedBody,
+        forwarder::{RequestForwarder, tcp::TcpRequest},
+        response_body::ClientResponseBody,
+        stream_tasks::StreamTaskExecutor,
+        watched_body::ClientWatchedBody,
     },
     routes::service::{PortProtocol, RoutedService},
+    tcp_socket,
 };
 
 mod accept;
+mod local_tls;
+mod passthrough;
 mod port_protocol;
 mod tls_accept;
 
@@ -150,13 +156,64 @@ impl ClientConnectionServer {
         };
         if let Some((service, _request_guard)) = tcp_request {
             client_connection.set_protocol(ConnectionProtocol::Tcp);
-            let client = peer.ip().to_canonical();
-            let served = self.forwarder.serve_tcp(stream, &service, client, &client_connection);
+            let served =
+                self.serve_tcp(stream, &service, entrypoint, peer, &client_connection, edge);
             // Boxed, so that a connection of HTTP holds no memory for it.
             Box::pin(served).await;
             return Ok(());
         }
         self.serve_http(stream, transport, entrypoint, peer, client_connection, edge).await
+    }
+
+    /// Serves a connection of raw TCP: the PROXY header if it comes from outside, and the bytes.
+    async fn serve_tcp(
+        &self,
+        mut stream: TcpStream,
+        service: &RoutedService,
+        entrypoint: Entrypoint,
+        peer: SocketAddr,
+        client_connection: &Arc<ClientConnection>,
+        edge: &EdgeSettings,
+    ) {
+        let is_outside = entrypoint.traffic_origin() == TrafficOrigin::External;
+        let client = match is_outside {
+            true => {
+                self.identify_tcp_client(&mut stream, entrypoint, peer, client_connection, edge)
+                    .await
+            }
+            false => Some(peer),
+        };
+        let Some(client) = client else {
+            let ends = &self.forwarder.metrics.tcp_connections;
+            return ends.count_end(TcpConnectionEnd::Failed);
+        };
+        let request = TcpRequest {
+            service,
+            entrypoint,
+            client: client.ip().to_canonical(),
+            idle_timeout: edge.tcp_idle_timeout.filter(|_| is_outside),
+        };
+        self.forwarder.serve_tcp(stream.into(), request, client_connection).await;
+    }
+
+    /// Client of a raw TCP connection from outside. `None`: the connection is refused, and is reset when it is dropped.
+    async fn identify_tcp_client(
+        &self,
+        stream: &mut TcpStream,
+        entrypoint: Entrypoint,
+        peer: SocketAddr,
+        client_connection: &ClientConnection,
+        edge: &EdgeSettings,
+    ) -> Option<SocketAddr> {
+        // Set before the wait, because the connection may be cut off meanwhile: an orderly end would look like the end
+        // of the server's bytes.
+        tcp_socket::set_reset_on_close(stream, true).ok()?;
+        let (client, proxied_client) = self.identify_client(stream, entrypoint, peer, edge).await?;
+        if !may_assign_client(client_connection, client, proxied_client) {
+            return None;
+        }
+        tcp_socket::set_reset_on_close(stream, false).ok()?;
+        Some(client)
     }
 
     /// Serves a connection that brings requests of HTTP: the PROXY header, the handshake of TLS, and the requests.
@@ -174,23 +231,21 @@ impl ClientConnectionServer {
         else {
             return Ok(());
         };
-        // Behind a trusted proxy the named client is the one whose connections are bounded.
-        if matches!(proxied_client, ProxiedClient::Named { .. })
-            && !client_connection.try_assign_client(client.ip())
-        {
+        if !may_assign_client(&client_connection, client, proxied_client) {
             return Ok(());
         }
-        let stream = match transport {
-            ClientTransport::Plain => AcceptedStream::from(stream),
-            // Boxed, so that nothing of the handshake is left afterwards.
-            ClientTransport::Tls => {
-                let accepted = self.accept_tls(stream, client, &client_connection);
-                match Box::pin(accepted).await {
-                    Some(stream) => stream,
-                    None => return Ok(()),
-                }
+        let connection = &client_connection;
+        // Boxed, so that nothing of the handshakes is left afterwards.
+        let accepted = match (self.local_certificate(entrypoint), transport) {
+            (Some(certificate), ClientTransport::Plain | ClientTransport::Tls) => {
+                Box::pin(self.accept_local(stream, client, connection, certificate)).await
+            }
+            (None, ClientTransport::Plain) => Some(AcceptedStream::from(stream)),
+            (None, ClientTransport::Tls) => {
+                Box::pin(self.serve_tls(stream, entrypoint, client, connection, edge)).await
             }
         };
+        let Some(stream) = accepted else { return Ok(()) };
         let (address, port) = (client.ip().to_canonical(), client.port());
         let client = ClientInfo {
             address,
@@ -230,7 +285,7 @@ impl ClientConnectionServer {
         peer: SocketAddr,
         edge: &EdgeSettings,
     ) -> Option<(SocketAddr, ProxiedClient)> {
-        if entrypoint != Entrypoint::External
+        if entrypoint.traffic_origin() != TrafficOrigin::External
             || !edge.requires_proxy_protocol
             || !edge.is_trusted_proxy(peer.ip())
         {
@@ -391,6 +446,17 @@ impl ClientConnectionServer {
         socket.drain_unread().await;
         Ok(())
     }
+}
+
+/// Returns true if the client may have the connection. Behind a trusted proxy the client that it names is the one whose
+/// connections are bounded.
+fn may_assign_client(
+    client_connection: &ClientConnection,
+    client: SocketAddr,
+    proxied_client: ProxiedClient,
+) -> bool {
+    let is_named = matches!(proxied_client, ProxiedClient::Named { .. });
+    !is_named || client_connection.try_assign_client(client.ip())
 }
 
 /// Waits until a connection has been idle for the time `most`.

@@ -33,7 +33,7 @@ use crate::{
 
 mod forwarding;
 mod routing;
-mod tcp;
+pub mod tcp;
 
 use tcp::TcpForwarding;
 
@@ -156,7 +156,9 @@ impl RequestForwarder {
         observers: &mut RequestObservers,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         let owners = &pending.settings.owner_names;
-        observers.set_revision(&pending.revision.name, owners, || pending.own_host());
+        let mapped_host = pending.service_match.domain().map(|it| it.host.as_str());
+        let own_host = || pending.own_host();
+        observers.set_revision(&pending.revision.name, owners, mapped_host, own_host);
         let mut timer = RequestTimer::start(pending.settings.timeouts);
         // A response that arrives together with the timeout counts as in time.
         let pod_response = tokio::select! {

@@ -1,4 +1,4 @@
-//! Shell: what is recorded of one request: its log line, its spans, and its row of the request metrics.
+//! Shell: observations of one request: its log line, its spans, and its row of the request metrics.
 
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
@@ -19,7 +19,7 @@ use crate::{
         recorder::TelemetryRecorder,
         request_rows::{RequestFigures, RowLabels},
         span::{child_span, end_span, fail_span, number_attribute, server_span, text_attribute},
-        trace_context::{ParentSpan, SpanContext, TRACEPARENT, TRACESTATE, traceparent},
+        trace_context::{ParentSpan, SpanContext, TRACEPARENT, trace_state, traceparent},
     },
 };
 
@@ -41,18 +41,20 @@ impl RequestObservers {
         self.log.is_none() && self.telemetry.is_none()
     }
 
-    /// Sets the Revision of the request, with its owners and the host by which it was found.
+    /// Sets the Revision of the request, with its owners and the host by which it was found. `mapped_host` is the host
+    /// of the DomainMapping, which may have a wildcard; `None`: the service was found by a name of its own.
     pub fn set_revision(
         &mut self,
         name: &NamespacedName,
         owners: &RevisionOwnerNames,
+        mapped_host: Option<&str>,
         own_host: impl FnOnce() -> String,
     ) {
         if let Some(log) = &mut self.log {
             log.set_revision(name, owners);
         }
         if let Some(telemetry) = &mut self.telemetry {
-            telemetry.set_revision(name, owners, own_host);
+            telemetry.set_revision(name, owners, mapped_host, own_host);
         }
     }
 
@@ -170,7 +172,8 @@ pub struct RequestObservation {
     method: &'static str,
     scheme: &'static str,
     version: &'static str,
-    /// Host that the request names, if it has come from outside: the RouteTable has it once a service was found by it.
+    /// Host that the request names, if it has come from outside. Once a service was found by it, the RouteTable has the
+    /// host or a wildcard for it.
     outside_host: Option<String>,
     revision: Option<ObservedRevision>,
     status: u16,
@@ -241,15 +244,15 @@ impl RequestObservation {
         head: &request::Parts,
         client: ClientInfo,
     ) -> RequestTrace {
-        let state = head.headers.get(TRACESTATE).filter(|_| context.parent_id.is_some());
-        let state = state.and_then(|it| it.to_str().ok()).unwrap_or_default();
+        let state = context.parent_id.map(|_| trace_state(&head.headers)).unwrap_or_default();
         // By the conventions, an unknown method is not part of a name.
         let name = if self.method == OTHER_METHOD { "HTTP" } else { self.method };
-        let mut span = server_span(context, name, state, now_ns());
+        let mut span = server_span(context, name, &state, now_ns());
         let origin = match self.entrypoint {
             Entrypoint::Service(_) => "service",
             Entrypoint::Internal => "internal_gateway",
             Entrypoint::External => "gateway",
+            Entrypoint::GatewayPort(_) => "gateway_port",
         };
         span.attributes = vec![
             text_attribute("http.request.method", self.method),
@@ -281,9 +284,14 @@ impl RequestObservation {
         &mut self,
         name: &NamespacedName,
         owners: &RevisionOwnerNames,
+        mapped_host: Option<&str>,
         own_host: impl FnOnce() -> String,
     ) {
-        let host = self.outside_host.take().unwrap_or_else(own_host);
+        let host = match self.outside_host.take() {
+            // Clients invent hosts below a wildcard, and each would be a label.
+            Some(named) => mapped_host.map_or(named, str::to_owned),
+            None => own_host(),
+        };
         let revision =
             ObservedRevision { name: name.clone(), owners: owners.clone(), host: host.into() };
         self.revision = Some(revision);

@@ -224,6 +224,7 @@ impl RouteChooser<'_> {
         }
         Err(ProxyRequestError::UnknownService(match entrypoint {
             Entrypoint::Service(port) => format!("port {port}"),
+            Entrypoint::GatewayPort(port) => format!("gateway port {port}"),
             Entrypoint::Internal | Entrypoint::External => host(),
         }))
     }
@@ -336,7 +337,8 @@ fn check_network_policy(
     client: IpAddr,
     settings: &RevisionRouteSettings,
 ) -> Result<(), ProxyRequestError> {
-    let sources = settings.allowed_sources.as_ref().filter(|_| entrypoint != Entrypoint::External);
+    let is_inside = entrypoint.traffic_origin() == TrafficOrigin::Internal;
+    let sources = settings.allowed_sources.as_ref().filter(|_| is_inside);
     let is_denied = sources.is_some_and(|it| !it.contains(client));
     if is_denied { Err(ProxyRequestError::ForbiddenByNetworkPolicy(client)) } else { Ok(()) }
 }

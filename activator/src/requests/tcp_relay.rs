@@ -4,9 +4,17 @@
 //! from it is passed on before the connection ends, unless the other side does not take it in time. While nothing
 //! passes, a connection holds neither buffer nor pipe.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
-use tokio::{net::TcpStream, task::coop::consume_budget, time::timeout};
+use tokio::{
+    net::TcpStream,
+    task::coop::consume_budget,
+    time::{Instant, sleep_until, timeout},
+};
 
 use crate::{
     requests::splice_pipes::{LentPipe, SplicePipes},
@@ -15,11 +23,11 @@ use crate::{
 
 /// Number of bytes that are copied at once. Both directions together hold less than the budget counts for a client
 /// connection, which has three buffers of this size over HTTP.
-const COPY_BUFFER_BYTES: usize = 8 << 10;
+pub(super) const COPY_BUFFER_BYTES: usize = 8 << 10;
 
 /// Time for which the rest of what a broken side has sent is passed on. Otherwise a receiver that reads nothing would
 /// keep the connection, and with it the pod, for as long as it likes.
-const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Error because of which a connection ended before both sides had closed it.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +36,57 @@ pub(crate) struct TcpRelayError {
     peer: TcpRelayPeer,
     #[source]
     source: io::Error,
+}
+
+impl TcpRelayError {
+    /// Error of the connection to the client.
+    pub(super) fn of_client(source: io::Error) -> Self {
+        Self { peer: TcpRelayPeer::Client, source }
+    }
+
+    /// Error of the connection to the pod.
+    pub(super) fn of_pod(source: io::Error) -> Self {
+        Self { peer: TcpRelayPeer::Pod, source }
+    }
+
+    /// Returns true if the pod has broken off.
+    pub(super) fn is_of_pod(&self) -> bool {
+        self.peer == TcpRelayPeer::Pod
+    }
+}
+
+/// Time at which the last bytes of a connection have passed, in either direction.
+#[derive(Debug)]
+pub(crate) struct RelayActivity {
+    begun: Instant,
+    /// Milliseconds from `begun` to the last bytes.
+    last_ms: AtomicU64,
+}
+
+impl RelayActivity {
+    /// Begins with the present moment as the one of the last bytes.
+    pub(crate) fn begin() -> Self {
+        Self { begun: Instant::now(), last_ms: AtomicU64::new(0) }
+    }
+
+    /// Records that bytes have passed now.
+    pub(super) fn record(&self) {
+        let elapsed = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.store(elapsed, Ordering::Relaxed);
+    }
+
+    /// Waits until no bytes have passed for `most`; without end if there is no such bound.
+    pub(crate) async fn wait_idle(&self, most: Option<Duration>) {
+        let Some(most) = most else { return std::future::pending().await };
+        loop {
+            let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+            let idle_at = self.begun + last + most;
+            if Instant::now() >= idle_at {
+                return;
+            }
+            sleep_until(idle_at).await;
+        }
+    }
 }
 
 /// Side of a relayed connection.
@@ -88,10 +147,12 @@ pub(crate) async fn relay_tcp(
     client: &TcpStream,
     pod: &TcpStream,
     pipes: &SplicePipes,
+    activity: &RelayActivity,
 ) -> Result<(), TcpRelayError> {
     let client = RelaySide { peer: TcpRelayPeer::Client, stream: client };
     let pod = RelaySide { peer: TcpRelayPeer::Pod, stream: pod };
-    let (up, down) = (copy_half(client, pod, pipes), copy_half(pod, client, pipes));
+    let up = copy_half(client, pod, pipes, activity);
+    let down = copy_half(pod, client, pipes, activity);
     tokio::pin!(up, down);
     let (mut up_ended, mut down_ended) = (false, false);
     let error = loop {
@@ -125,7 +186,12 @@ pub(crate) async fn relay_tcp(
 }
 
 /// Passes bytes on in one direction until the sender closes its half.
-async fn copy_half(from: RelaySide<'_>, to: RelaySide<'_>, pipes: &SplicePipes) -> HalfResult {
+async fn copy_half(
+    from: RelaySide<'_>,
+    to: RelaySide<'_>,
+    pipes: &SplicePipes,
+    activity: &RelayActivity,
+) -> HalfResult {
     let mut has_more = false;
     loop {
         // Buffer and pipe are there only between this wait and the next one.
@@ -133,8 +199,8 @@ async fn copy_half(from: RelaySide<'_>, to: RelaySide<'_>, pipes: &SplicePipes) 
         consume_budget().await;
         let pipe = if has_more { pipes.lend() } else { None };
         let step = match pipe {
-            Some(pipe) => splice_bytes(from, to, pipe).await?,
-            None => copy_bytes(from, to).await?,
+            Some(pipe) => splice_bytes(from, to, pipe, activity).await?,
+            None => copy_bytes(from, to, activity).await?,
         };
         has_more = step == CopyStep::HasMore;
         if step == CopyStep::SenderClosed {
@@ -144,7 +210,11 @@ async fn copy_half(from: RelaySide<'_>, to: RelaySide<'_>, pipes: &SplicePipes) 
 }
 
 /// Copies what has come, up to the first full buffer.
-async fn copy_bytes(from: RelaySide<'_>, to: RelaySide<'_>) -> Result<CopyStep, TcpRelayError> {
+async fn copy_bytes(
+    from: RelaySide<'_>,
+    to: RelaySide<'_>,
+    activity: &RelayActivity,
+) -> Result<CopyStep, TcpRelayError> {
     let mut buffer = vec![0; COPY_BUFFER_BYTES];
     loop {
         let count = match from.stream.try_read(&mut buffer) {
@@ -155,7 +225,7 @@ async fn copy_bytes(from: RelaySide<'_>, to: RelaySide<'_>) -> Result<CopyStep, 
             }
             Err(error) => return Err(from.broken(error)),
         };
-        let written = write_all(to.stream, &buffer[..count]).await;
+        let written = write_all(to.stream, &buffer[..count], activity).await;
         written.map_err(|error| to.broken(error))?;
         if count == buffer.len() {
             return Ok(CopyStep::HasMore);
@@ -164,10 +234,18 @@ async fn copy_bytes(from: RelaySide<'_>, to: RelaySide<'_>) -> Result<CopyStep, 
     }
 }
 
-async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes all bytes, and records each part.
+pub(super) async fn write_all(
+    to: &TcpStream,
+    mut bytes: &[u8],
+    activity: &RelayActivity,
+) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.try_write(bytes) {
-            Ok(count) => bytes = &bytes[count..],
+            Ok(count) => {
+                activity.record();
+                bytes = &bytes[count..];
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
             Err(error) => return Err(error),
         }
@@ -181,6 +259,7 @@ async fn splice_bytes(
     from: RelaySide<'_>,
     to: RelaySide<'_>,
     mut pipe: LentPipe<'_>,
+    activity: &RelayActivity,
 ) -> Result<CopyStep, TcpRelayError> {
     while pipe.try_fill(from.stream).map_err(|error| from.broken(error))? {
         while !pipe.is_empty() {
@@ -188,7 +267,10 @@ async fn splice_bytes(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     to.stream.writable().await.map_err(|error| to.broken(error))?;
                 }
-                drained => drained.map_err(|error| to.broken(error))?,
+                drained => {
+                    drained.map_err(|error| to.broken(error))?;
+                    activity.record();
+                }
             }
         }
         consume_budget().await;

@@ -16,7 +16,7 @@ use std::{
 use common::{
     link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
-    wire::{ClientAuth, ConnectionPath, NamespacedName, RouteChange, RouteKey},
+    wire::{ClientAuth, ConnectionPath, DomainProtocol, NamespacedName, RouteChange, RouteKey},
 };
 use tokio::sync::watch;
 
@@ -73,12 +73,14 @@ pub enum ActivatorListing {
 }
 
 /// Rules of a host for handshakes of TLS.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct HandshakeRules {
     /// Secret whose certificate is presented; `None`: the certificate is chosen by names.
     pub certificate: Option<NamespacedName>,
     /// Rule for certificates of clients; `None`: clients are asked for none.
     pub client_auth: Option<ClientAuth>,
+    /// Service that gets the bytes within TLS as raw TCP; `None`: they are HTTP.
+    pub tcp_service: Option<Arc<RoutedService>>,
 }
 
 impl RouteIndex {
@@ -109,6 +111,7 @@ impl RouteIndex {
     ) -> Result<Option<ServiceMatch>, HostPathError> {
         let service = match rule {
             MatchRule::OwnPort(port) => self.service_by_port(*port),
+            MatchRule::GatewayPort(port) => self.service_by_gateway_port(*port),
             MatchRule::ServiceName(name) => self.service_by_name(name),
             MatchRule::RevisionName(name) => self.service_for_revision(name),
             MatchRule::Host(host) => return self.match_host_path(host, path),
@@ -121,9 +124,32 @@ impl RouteIndex {
         self.read().by_port.get(&port).cloned()
     }
 
+    /// Service behind a gateway port.
+    pub fn service_by_gateway_port(&self, port: u16) -> Option<Arc<RoutedService>> {
+        let index = self.read();
+        let mut claimants = index.by_gateway_port.range((port, NamespacedName::EMPTY)..);
+        let ((found, _), service) = claimants.next()?;
+        (*found == port).then(|| Arc::clone(service))
+    }
+
     /// Service behind a host that has no path rules. The host is in lower case and without port.
     pub fn match_host(&self, host: &str) -> Option<ServiceMatch> {
         self.read().match_host(host)
+    }
+
+    /// Returns true if TLS of any host is passed through.
+    pub fn has_passthrough_hosts(&self) -> bool {
+        self.read().passthrough_hosts > 0
+    }
+
+    /// Service to which TLS of this host is passed through; the host is in lower case and without port.
+    pub fn passthrough_service(&self, host: &str) -> Option<Arc<RoutedService>> {
+        let index = self.read();
+        // A listener with exactly this host goes before the wildcard of a DomainMapping, as it does for HTTP.
+        if index.gateway_host(true, host).is_some() {
+            return None;
+        }
+        index.tcp_service_of_host(host, DomainProtocol::TlsPassthrough)
     }
 
     /// Service behind a host for this path. The host is in lower case and without port.
@@ -168,27 +194,30 @@ impl RouteIndex {
     /// and a wildcard stands for itself.
     pub(crate) fn match_listed_host(&self, listed: &str) -> Option<ServiceMatch> {
         let index = self.read();
-        match listed.find('/') {
-            Some(at) => index.ruled_hosts.find_rule(&listed[..at], &listed[at..]),
-            None => index.match_host(listed),
-        }
+        let rule = || {
+            let at = listed.find('/')?;
+            index.ruled_hosts.find_rule(&listed[..at], &listed[at..])
+        };
+        index.match_host(listed).or_else(rule)
     }
 
     /// Rules of this host for handshakes, by its DomainMappings or by the Gateway API; the host is in lower case and
     /// without port. Other hosts have none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
         let index = self.read();
+        let tcp_service = index.tcp_service_of_host(host, DomainProtocol::TcpOverTls);
         let Some(found) = index.match_host(host) else {
             if let Some(rules) = index.gateway_host(true, host) {
                 let certificate = rules.certificate().cloned();
-                return HandshakeRules { certificate, client_auth: None };
+                return HandshakeRules { certificate, client_auth: None, tcp_service: None };
             }
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
-            return HandshakeRules { certificate, client_auth };
+            return HandshakeRules { certificate, client_auth, tcp_service };
         };
         let rules = found.domain().map(|it| HandshakeRules {
             certificate: it.certificate.clone(),
             client_auth: it.client_auth.clone(),
+            tcp_service,
         });
         rules.unwrap_or_default()
     }
@@ -221,6 +250,7 @@ impl RouteIndex {
             path_since: Instant::now(),
             protocol: None,
             service_port: None,
+            serves_local_tls: false,
             port: 0,
             hosts: Box::default(),
             gateway_rules: None,
@@ -279,6 +309,11 @@ impl RouteIndex {
     /// Ports that should be open.
     pub fn ports(&self) -> BTreeSet<u16> {
         self.read().by_port.keys().copied().collect()
+    }
+
+    /// Gateway ports that should be open.
+    pub fn gateway_ports(&self) -> BTreeSet<u16> {
+        self.read().by_gateway_port.keys().map(|(port, _)| *port).collect()
     }
 
     /// Number of services and number of pods.

@@ -9,6 +9,8 @@ use crate::{edge::host::cluster_local_service, entrypoint::Entrypoint};
 pub enum MatchRule {
     /// The connection has come to the service's own port at the activator.
     OwnPort(u16),
+    /// The connection has come to the service's gateway port.
+    GatewayPort(u16),
     /// The host is the name of this service within the cluster.
     ServiceName(NamespacedName),
     /// The host is the name of this Revision within the cluster: its own Service leads here while it has no pod.
@@ -28,6 +30,7 @@ pub fn match_rules(
 ) -> impl Iterator<Item = MatchRule> {
     let rules = match entrypoint {
         Entrypoint::Service(port) => [Some(MatchRule::OwnPort(port)), None, None],
+        Entrypoint::GatewayPort(port) => [Some(MatchRule::GatewayPort(port)), None, None],
         Entrypoint::External => [Some(MatchRule::Host(host())), None, None],
         Entrypoint::Internal => {
             let host = host();

@@ -174,14 +174,15 @@ fn encoded_byte(text: &[u8]) -> Option<u8> {
 
 /// Returns path and query without the first `depth` segments of the path, which begins with `/`.
 ///
-/// Fails if the rest begins with `//`: some servers would take what follows for a host.
+/// Fails if the rest begins with `//` or `/\`, which browsers' parsers of URLs read alike: some servers would take what
+/// follows for a host.
 pub fn strip_segments(target: &[u8], depth: usize) -> Result<Vec<u8>, UnclearPath> {
     let is_path_end = |byte: &u8| b"?#".contains(byte);
     let end = target.iter().position(is_path_end).unwrap_or(target.len());
     let mut slashes = (0..end).filter(|&at| target[at] == b'/');
     let rest = &target[slashes.nth(depth).unwrap_or(end)..];
     match rest {
-        [b'/', b'/', ..] => Err(UnclearPath),
+        [b'/', b'/' | b'\\', ..] => Err(UnclearPath),
         [b'/', ..] => Ok(rest.to_vec()),
         query => Ok([&b"/"[..], query].concat()),
     }

@@ -18,6 +18,8 @@ use crate::routes::{
 pub(crate) struct RuledHosts {
     /// Rules of each host. A wildcard is under what its hosts end with, as `.example.com`, which is no host.
     by_host: HashMap<Box<str>, HostPathRules>,
+    /// Hosts that no wildcard covers, each with the number of services that list it.
+    reserved: HashMap<Box<str>, usize>,
 }
 
 /// Rules of one host, by their prefixes as they are compared.
@@ -54,6 +56,9 @@ impl RuledHosts {
             let at = owners.partition_point(|it| it.service.name <= service.name);
             owners.insert(at, RuledDomain { service: Arc::clone(service), domain_index });
         }
+        for host in service.reserved_hosts() {
+            *self.reserved.entry(host.as_str().into()).or_default() += 1;
+        }
     }
 
     /// Removes the DomainMappings of a service.
@@ -69,6 +74,13 @@ impl RuledHosts {
             }
             if rules.is_empty() {
                 self.by_host.remove(host);
+            }
+        }
+        for host in service.reserved_hosts() {
+            let Some(services) = self.reserved.get_mut(host.as_str()) else { continue };
+            *services -= 1;
+            if *services == 0 {
+                self.reserved.remove(host.as_str());
             }
         }
     }
@@ -93,6 +105,12 @@ impl RuledHosts {
         Some(rules.get(prefix)?.first()?.service_match())
     }
 
+    /// Finds the service of a host that has one rule, which is for all of its paths.
+    pub(crate) fn find_only_rule(&self, host: &str) -> Option<ServiceMatch> {
+        let rules = self.rules_of(host)?;
+        Some(rules.get("").filter(|_| rules.len() == 1)?.first()?.service_match())
+    }
+
     /// Certificate and rule for client certificates that the host has for handshakes, whose path is not known yet.
     ///
     /// The controller gives all rules of a host the same. While it changes them one after the other, the first prefix
@@ -112,17 +130,21 @@ impl RuledHosts {
         !host.starts_with('.') && self.by_host.contains_key(host)
     }
 
-    /// Returns true if the host itself has rules, or a wildcard covers it.
+    /// Returns true if the host itself has rules, a wildcard covers it, or it is reserved.
     pub(crate) fn covers(&self, host: &str) -> bool {
-        self.rules_of(host).is_some()
+        self.rules_of(host).is_some() || self.reserved.contains_key(host)
     }
 
-    /// Rules of a host: its own, else those of the wildcard that covers it with one label.
+    /// Rules of a host: its own, else those of the wildcard that covers it with one label. A reserved host has its own
+    /// only, or none: it may be one of another namespace, whose DomainMapping is not in force just now.
     fn rules_of(&self, host: &str) -> Option<&HostPathRules> {
         if self.by_host.is_empty() || host.starts_with('.') {
             return None;
         }
-        let covering = || self.by_host.get(&host[host.find('.')?..]);
+        let covering = || {
+            let of_wildcard = self.by_host.get(&host[host.find('.')?..])?;
+            (!self.reserved.contains_key(host)).then_some(of_wildcard)
+        };
         self.by_host.get(host).or_else(covering)
     }
 }
@@ -161,7 +183,7 @@ fn ruled_domains(
 mod tests {
     use std::time::Instant;
 
-    use common::wire::{ConnectionPath, GatewayRules, PathPrefix};
+    use common::wire::{ConnectionPath, DomainProtocol, GatewayRules, PathPrefix};
 
     use super::*;
 
@@ -175,6 +197,7 @@ mod tests {
             client_auth: None,
             hsts: None,
             path_rule: Some(PathRule { prefix, strips_prefix: false }),
+            protocol: DomainProtocol::Http,
         }
     }
 
@@ -186,6 +209,7 @@ mod tests {
             path_since: Instant::now(),
             protocol: None,
             service_port: None,
+            serves_local_tls: false,
             port: 20_001,
             hosts: Box::default(),
             gateway_rules: Some(Box::new(GatewayRules {
@@ -226,6 +250,37 @@ mod tests {
             hosts.remove_service(it);
         }
         assert!(hosts.by_host.is_empty());
+    }
+
+    #[test]
+    fn a_wildcard_does_not_cover_a_reserved_host() {
+        let reserving = |name: &str, prefix: &str| {
+            let mut it = Arc::into_inner(service(name, Vec::new())).unwrap();
+            it.gateway_rules = Some(Box::new(GatewayRules {
+                mapped_domains: vec![domain("*.example.com", prefix)],
+                reserved_hosts: vec!["a.example.com".to_owned()],
+                ..GatewayRules::default()
+            }));
+            Arc::new(it)
+        };
+        let mut hosts = RuledHosts::default();
+        let (all, part) = (reserving("all", "/"), reserving("part", "/v1"));
+        let exact = service("exact", vec![domain("a.example.com", "/")]);
+        hosts.add_service(&all);
+        hosts.add_service(&part);
+        assert_eq!(found(&hosts, "b.example.com", "/v1"), Ok("part".to_owned()));
+        assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
+        assert!(hosts.covers("a.example.com") && !hosts.has_host("a.example.com"));
+        hosts.add_service(&exact);
+        assert_eq!(found(&hosts, "a.example.com", "/v1"), Ok("exact".to_owned()));
+        hosts.remove_service(&exact);
+        // The other service lists it still.
+        hosts.remove_service(&part);
+        assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
+        hosts.remove_service(&all);
+        assert!(hosts.reserved.is_empty());
+        hosts.add_service(&service("all", vec![domain("*.example.com", "/")]));
+        assert_eq!(found(&hosts, "a.example.com", "/"), Ok("all".to_owned()));
     }
 
     #[test]

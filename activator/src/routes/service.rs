@@ -3,8 +3,8 @@
 use std::{borrow::Cow, num::NonZeroU16, sync::Arc, time::Instant};
 
 use common::wire::{
-    AppProtocol, ClientAuth, ConnectionPath, GatewayRules, HttpChallenge, MappedDomain,
-    NamespacedName, PathPrefix, PathRule, TagRouting,
+    AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, GatewayRules, HttpChallenge,
+    LOCAL_TLS_PORT, MappedDomain, NamespacedName, PathPrefix, PathRule, TagRouting,
 };
 use smol_str::SmolStr;
 
@@ -26,6 +26,8 @@ pub struct RoutedService {
     /// Port of the scaled Service that it is: each pod has its own port for it. `None`: it is one of Knative, whose
     /// requests go to the pods' serving port.
     pub service_port: Option<NonZeroU16>,
+    /// True if connections to its port may begin with TLS, for names inside the cluster.
+    pub serves_local_tls: bool,
     pub(crate) port: u16,
     pub(crate) hosts: Box<[Box<str>]>,
     pub(crate) gateway_rules: Option<Box<GatewayRules>>,
@@ -92,6 +94,21 @@ impl RoutedService {
         Some(is_tcp(first) && known.all(is_tcp))
     }
 
+    /// Gateway port, whose connections are raw TCP for the service. `None`: it has none.
+    pub fn gateway_port(&self) -> Option<u16> {
+        self.gateway_rules.as_ref()?.gateway_port.map(NonZeroU16::get)
+    }
+
+    /// Ports that are open for the service.
+    pub(crate) fn open_ports(&self) -> OpenPorts {
+        OpenPorts { activator_port: self.port, gateway_port: self.gateway_port() }
+    }
+
+    /// Name of the certificate for its names inside the cluster; `None`: they serve no https.
+    pub fn local_certificate(&self) -> Option<NamespacedName> {
+        self.serves_local_tls.then(|| self.name.with_port(LOCAL_TLS_PORT))
+    }
+
     /// Name of the Kubernetes Service, without the port of a scaled one.
     pub fn kubernetes_name(&self) -> SmolStr {
         self.name.split_port().map_or_else(|| self.name.name.clone(), |(service, _)| service.name)
@@ -106,8 +123,19 @@ impl RoutedService {
         self.gateway_rules.as_ref().map_or(&[], |it| &it.mapped_domains)
     }
 
+    /// Number of hosts whose TLS is passed through to the service.
+    pub(crate) fn passthrough_hosts(&self) -> usize {
+        let is_passed = |it: &&MappedDomain| it.protocol == DomainProtocol::TlsPassthrough;
+        self.domains().iter().filter(is_passed).count()
+    }
+
     pub(crate) fn challenges(&self) -> &[HttpChallenge] {
         self.gateway_rules.as_ref().map_or(&[], |it| &it.challenges)
+    }
+
+    /// Hosts that no wildcard covers, of whatever service: those that the service lists.
+    pub(crate) fn reserved_hosts(&self) -> &[String] {
+        self.gateway_rules.as_ref().map_or(&[], |it| &it.reserved_hosts)
     }
 
     /// Path rule of host number `at`, as [`nth_host`](Self::nth_host) counts them.
@@ -129,6 +157,15 @@ impl RoutedService {
         let own = self.hosts.get(at).map(AsRef::as_ref);
         own.or_else(|| Some(self.domains().get(at - self.hosts.len())?.host.as_str()))
     }
+}
+
+/// Ports that are open for a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenPorts {
+    /// Own port of the service at the activators.
+    pub(crate) activator_port: u16,
+    /// Gateway port of the service.
+    pub(crate) gateway_port: Option<u16>,
 }
 
 /// Protocol of the connections to a port of the activator.

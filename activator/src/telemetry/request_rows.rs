@@ -40,7 +40,7 @@ pub struct RowLabels {
     pub configuration: SmolStr,
     /// Name of the Revision; empty: no service was found.
     pub revision: SmolStr,
-    /// Host by which the service was found; empty: no service was found.
+    /// Host by which the service was found, `*.` included; empty: no service was found.
     pub host: SmolStr,
     /// Method of the request, `_OTHER` for unknown ones.
     pub method: &'static str,

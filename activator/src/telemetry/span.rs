@@ -45,7 +45,7 @@ pub fn server_span(context: SpanContext, name: &str, trace_state: &str, start_ns
         trace_id: context.trace_id.to_be_bytes().to_vec(),
         span_id: context.span_id.to_be_bytes().to_vec(),
         parent_span_id: parent.unwrap_or_default(),
-        trace_state: trace_state[..floor_boundary(trace_state, MAX_TEXT_BYTES)].to_owned(),
+        trace_state: trace_state.to_owned(),
         flags: 1,
         name: name.to_owned(),
         kind: SpanKind::Server.into(),

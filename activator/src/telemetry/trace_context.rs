@@ -8,7 +8,9 @@ use crate::edge::client_headers::is_traceparent;
 /// Header with the trace of a request.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with further state of the trace, passed on as it is.
-pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+/// Longest state that spans keep, in bytes: what each system should pass on (W3C Trace Context, section 3.3.1.5).
+const MAX_STATE_BYTES: usize = 512;
 
 /// Span of the client, as its request names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,23 @@ pub fn traceparent(trace_id: u128, span_id: u64) -> Option<HeaderValue> {
     HeaderValue::try_from(format!("00-{trace_id:032x}-{span_id:016x}-01")).ok()
 }
 
+/// State of the trace of a request: the members of all fields, as far as whole ones fit. A part of a member would state
+/// another value.
+pub fn trace_state(headers: &HeaderMap) -> String {
+    let fields = headers.get_all(&TRACESTATE).iter().filter_map(|it| it.to_str().ok());
+    let members = fields.flat_map(|it| it.split(',')).map(str::trim).filter(|it| !it.is_empty());
+    let mut state = String::new();
+    for member in members {
+        let comma = if state.is_empty() { "" } else { "," };
+        if state.len() + comma.len() + member.len() > MAX_STATE_BYTES {
+            break;
+        }
+        state.push_str(comma);
+        state.push_str(member);
+    }
+    state
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +127,22 @@ mod tests {
         for bad in [&[GIVEN, GIVEN][..], &[], &["00-00-00-00"], &[&GIVEN[1..]]] {
             assert_eq!(parent(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_state_has_whole_members_of_all_fields() {
+        let state = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(TRACESTATE, HeaderValue::from_str(value).expect("valid"));
+            }
+            trace_state(&headers)
+        };
+        assert_eq!(state(&[]), "");
+        assert_eq!(state(&["a=1, b=2", "", "c=3,"]), "a=1,b=2,c=3");
+        let long = format!("b={}", "x".repeat(MAX_STATE_BYTES - 6));
+        assert_eq!(state(&["a=1", &long, "c=3"]), format!("a=1,{long}"), "it is full");
+        assert_eq!(state(&["a=1", &format!("{long}x"), "c=3"]), "a=1");
     }
 
     #[test]

@@ -92,6 +92,12 @@ impl HostCertificates {
         self.choose_certificate(own, host).map(|it| Arc::clone(&it.config))
     }
 
+    /// Returns the certificate in force under a name. `None`: there is none, and no other one takes its place.
+    pub fn find(&self, name: &NamespacedName) -> Option<Arc<UsableCertificate>> {
+        self.promote_due(unix_seconds());
+        self.read().by_secret.get(name).map(|it| Arc::clone(it.in_force()))
+    }
+
     /// Sets the versions and ciphers of handshakes that begin from now on. Equal settings change nothing.
     pub fn set_tls(&self, settings: &TlsSettings) {
         if self.read().tls == *settings {
@@ -156,9 +162,7 @@ impl HostCertificates {
         host: Option<&str>,
         now_s: i64,
     ) -> Option<Arc<UsableCertificate>> {
-        if self.read().is_promotion_due(now_s) {
-            self.promote_waiting(now_s);
-        }
+        self.promote_due(now_s);
         let held = self.read();
         let own = own.and_then(|name| held.by_secret.get(name)).map(HeldCertificate::in_force);
         choose_certificate(own, &held.shared, host).cloned()
@@ -228,7 +232,13 @@ impl HostCertificates {
         changes.iter().filter_map(load_entry).collect()
     }
 
-    fn promote_waiting(&self, now_s: i64) {
+    /// Puts certificates in force that wait, and whose time has come.
+    fn promote_due(&self, now_s: i64) {
+        // A statement of its own: the lock for reading must be free before the one for writing is taken.
+        let is_due = self.read().is_promotion_due(now_s);
+        if !is_due {
+            return;
+        }
         let mut held = self.write();
         if !held.is_promotion_due(now_s) {
             // Another handshake has done so meanwhile.

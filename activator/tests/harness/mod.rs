@@ -106,6 +106,7 @@ impl ActivatorFixture {
         self.table = next;
         self.activator.forwarder.apply(RouteBatch { changes, ..RouteBatch::default() });
         self.activator.ports.apply_routes();
+        self.activator.gateway_ports.apply_routes();
     }
 
     pub fn set_pod(&mut self, uid: &str, address: SocketAddr, phase: RoutingPhase) {

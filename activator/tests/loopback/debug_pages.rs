@@ -6,7 +6,7 @@ use std::{net::SocketAddr, time::Duration};
 use common::{
     fixtures::certificates::TestAuthority,
     http_server::{self, HttpServerBounds},
-    wire::{GatewayRules, MappedDomain, RoutingPhase},
+    wire::{DomainProtocol, GatewayRules, MappedDomain, RoutingPhase},
 };
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
@@ -61,6 +61,7 @@ async fn a_trace_states_the_response_that_a_client_gets() {
         client_auth: None,
         hsts: None,
         path_rule: None,
+        protocol: DomainProtocol::Http,
     };
     fixture.apply_change(|table| {
         let rules = GatewayRules { mapped_domains: vec![redirected], ..GatewayRules::default() };

@@ -4,9 +4,9 @@
 use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 
 use common::wire::{
-    AppProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule, MappedDomain,
-    NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect, RouteBackend,
-    WeightedBackend,
+    AppProtocol, DomainProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
+    MappedDomain, NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect,
+    RouteBackend, WeightedBackend,
 };
 
 use crate::harness::{ActivatorFixture, FakeHttp1Pod, OK, service, start_pod};
@@ -125,7 +125,7 @@ async fn weights_share_requests_between_backends() {
     assert!((30..170).contains(&pod.requests()), "{}", pod.requests());
 }
 
-/// What other objects own is never taken over, whatever a Gateway listens to.
+/// Gateways take over no host that another object has, whatever they listen to.
 #[tokio::test]
 async fn hosts_of_routes_and_domain_mappings_stay_with_them() {
     let (mut fixture, pod, other) = start().await;
@@ -141,6 +141,7 @@ async fn hosts_of_routes_and_domain_mappings_stay_with_them() {
             prefix: PathPrefix::parse(prefix).unwrap(),
             strips_prefix: false,
         }),
+        protocol: DomainProtocol::Http,
     };
     fixture.apply_change(|table| {
         let rules = GatewayRules {

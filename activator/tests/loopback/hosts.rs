@@ -4,8 +4,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use common::wire::{
-    GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix, PathRule, RouteTag,
-    RouteTarget, TagRouting,
+    DomainProtocol, GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix,
+    PathRule, RouteTag, RouteTarget, TagRouting,
 };
 use http::Request;
 
@@ -32,6 +32,7 @@ fn set_gateway_rules(fixture: &mut ActivatorFixture, rules: GatewayRules) {
 
 fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host: host.into(),
         host_rewrite: rewrite.map(Into::into),
         redirects_to_https: false,
@@ -276,6 +277,9 @@ async fn the_paths_of_a_host_reach_their_services() {
         ("shop.example", "/x%2F..%2Fapi", "400"),
         ("shop.example", "/api;v=1", "400"),
         ("shop.example", "/api//evil.example", "400"),
+        ("shop.example", "/api/\\evil.example", "400"),
+        // The quotation mark is encoded for the look-up, and the backslash with it.
+        ("shop.example", "/api/\\evil.example?\"", "400"),
         ("a.b.shop.example", "/", "404"),
         ("shop.example.", "/api", "200"),
     ] {

@@ -10,6 +10,7 @@ mod failure_responses;
 mod faults;
 mod forward;
 mod gateway_api;
+mod gateway_ports;
 #[path = "../h2c/mod.rs"]
 mod h2c;
 #[path = "../harness/mod.rs"]
@@ -18,6 +19,7 @@ mod hosts;
 mod http2;
 mod inputs;
 mod limits;
+mod local_tls;
 mod message_corpus;
 mod messages;
 mod proxies;
@@ -39,4 +41,5 @@ mod tls;
 mod tls_client;
 mod tls_matrix;
 mod tls_policies;
+mod tls_tcp;
 mod websockets;

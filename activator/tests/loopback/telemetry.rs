@@ -7,9 +7,10 @@ use std::{
     time::Duration,
 };
 
+use activator::telemetry::request_rows::RowLabels;
 use common::wire::{
-    OtlpCollector, OtlpProtocol, RequestMetricsSettings, SamplingRate, TelemetrySettings,
-    TraceSettings,
+    DomainProtocol, GatewayRules, MappedDomain, OtlpCollector, OtlpProtocol, PathRule,
+    RequestMetricsSettings, SamplingRate, TelemetrySettings, TraceSettings,
 };
 use opentelemetry_proto::tonic::{
     collector::{
@@ -34,8 +35,8 @@ use tokio::{
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, read_head, read_rest, start_pod, unused_port,
-    wait_until,
+    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, read_head, read_rest, service, start_pod,
+    unused_port, wait_until,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -347,6 +348,46 @@ async fn request_metrics_are_on_the_page_and_at_the_collector() {
         let bytes = format!("http_server_response_body_size_bytes_sum{LABELS}");
         assert_eq!(fixture.metric(&bytes), 15.0);
     }
+}
+
+/// Each host would be a label otherwise, and clients would fill the table of rows.
+#[tokio::test]
+async fn requests_below_a_wildcard_share_the_row_of_the_wildcard() {
+    let (mut fixture, _pod) = start_with_pod().await;
+    let mapped = MappedDomain {
+        host: "*.shop.example".into(),
+        host_rewrite: None,
+        redirects_to_https: false,
+        certificate: None,
+        client_auth: None,
+        hsts: None,
+        path_rule: Some(PathRule::default()),
+        protocol: DomainProtocol::Http,
+    };
+    let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
+    let interval = RequestMetricsSettings::DEFAULT_INTERVAL;
+    let metrics = RequestMetricsSettings { collector: None, interval };
+    fixture.apply_change(|table| {
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+        table.settings.telemetry = TelemetrySettings { traces: None, metrics: Some(metrics) };
+    });
+    for client in ["a", "b", "c"] {
+        let host = format!("{client}.shop.example");
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+        let response = fixture.exchange_at(fixture.outside, &request).await;
+        assert!(response.ends_with("hello"), "{response}");
+    }
+    let recorder = &fixture.activator.forwarder.telemetry;
+    let counts = || -> Vec<(String, u64)> {
+        let rows = recorder.request_rows();
+        let host = |it: &RowLabels| it.host.to_string();
+        rows.rows()
+            .map(|(it, row)| (it.map_or_else(|| "other".into(), host), row.durations.count))
+            .collect()
+    };
+    let all: u64 = 3;
+    wait_until(|| counts().iter().map(|(_, count)| count).sum::<u64>() == all).await;
+    assert_eq!(counts(), [("*.shop.example".to_owned(), all)]);
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use activator::{ActivatorConfig, ActivatorError};
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{
-        EdgeSettings, GatewayHostEntry, GatewayHostKey, GatewayRules, MappedDomain, NamespacedName,
-        PathPrefix, PathRule,
+        DomainProtocol, EdgeSettings, GatewayHostEntry, GatewayHostKey, GatewayRules, MappedDomain,
+        NamespacedName, PathPrefix, PathRule,
     },
 };
 use http::Request;
@@ -130,6 +130,7 @@ async fn alpn_selects_the_version() {
 
 fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host: host.to_owned(),
         host_rewrite: None,
         redirects_to_https: false,

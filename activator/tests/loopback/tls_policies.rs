@@ -6,8 +6,8 @@ use std::{io, sync::Arc, time::Duration};
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{
-        ClientAuth, ClientCaEntry, ClientCaMaterial, GatewayRules, HstsPolicy, MappedDomain,
-        NamespacedName, TlsCipher, TlsMinVersion, TlsSettings,
+        ClientAuth, ClientCaEntry, ClientCaMaterial, DomainProtocol, GatewayRules, HstsPolicy,
+        MappedDomain, NamespacedName, TlsCipher, TlsMinVersion, TlsSettings,
     },
 };
 use http::Request;
@@ -50,6 +50,7 @@ fn ca_name() -> NamespacedName {
 
 fn mapped(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host: host.to_owned(),
         host_rewrite: None,
         redirects_to_https: false,

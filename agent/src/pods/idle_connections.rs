@@ -76,17 +76,18 @@ impl IdleConnections {
         wait: Duration,
     ) -> Result<Option<IdleUpdates>, KernelMapError> {
         let Some(mut changes) = self.watch(cookie)? else { return Ok(None) };
-        let updates = || lock(&self.watched).positions.updates(cookie, after, clients);
+        let updates = |after| lock(&self.watched).positions.updates(cookie, after, clients);
+        let mut found = updates(after);
         let wait_for_some = async {
-            loop {
-                let found = updates();
-                // An event after this reading wakes the wait below. An error means that the pod is no longer watched.
-                if !found.positions.is_empty() || changes.changed().await.is_err() {
-                    return found;
-                }
+            // An event after the last reading has woken this already. An error means that the pod is no longer watched.
+            while found.positions.is_empty() && changes.changed().await.is_ok() {
+                // Only what has come since: events of other clients may be many.
+                found = updates(found.newest);
             }
         };
-        Ok(Some(timeout(wait, wait_for_some).await.unwrap_or_else(|_elapsed| updates())))
+        // Once the time is over, `found` has what came until the last event.
+        let _is_over = timeout(wait, wait_for_some).await;
+        Ok(Some(found))
     }
 
     /// Lets a pod send events. Returns the receiver that they wake.

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    ops::Bound::{Excluded, Unbounded},
     time::{Duration, Instant},
 };
 
@@ -35,8 +36,31 @@ struct WatchedPod {
     until: Instant,
     /// Number of the newest event. Numbers begin at 1.
     newest: u64,
-    /// Newest position of each connection, and the number of its event.
-    positions: BTreeMap<ClientPodPort, (u64, IdlePosition)>,
+    /// Newest position of each connection, by the number of its event. Each event wakes all queries for the pod, and
+    /// they read only what has come since.
+    positions: BTreeMap<u64, (ClientPodPort, IdlePosition)>,
+    /// Number of the newest event of each connection.
+    numbers: BTreeMap<ClientPodPort, u64>,
+}
+
+impl WatchedPod {
+    fn new(until: Instant) -> Self {
+        Self { until, newest: 0, positions: BTreeMap::new(), numbers: BTreeMap::new() }
+    }
+
+    /// Stores the newest position of a connection in place of the one before.
+    fn insert(&mut self, connection: ClientPodPort, position: IdlePosition) {
+        self.newest += 1;
+        if let Some(before) = self.numbers.insert(connection, self.newest) {
+            self.positions.remove(&before);
+        }
+        self.positions.insert(self.newest, (connection, position));
+        if self.positions.len() > POSITIONS_MAX
+            && let Some((_, (oldest, _))) = self.positions.pop_first()
+        {
+            self.numbers.remove(&oldest);
+        }
+    }
 }
 
 /// Positions that came after a given event.
@@ -52,8 +76,7 @@ impl IdlePositions {
     /// Begins to watch a pod, or goes on with it.
     pub(crate) fn watch(&mut self, now: Instant, cookie: u64) {
         let until = now + WATCH_TIME;
-        let new = || WatchedPod { until, newest: 0, positions: BTreeMap::new() };
-        let pod = self.0.entry(cookie).or_insert_with(new);
+        let pod = self.0.entry(cookie).or_insert_with(|| WatchedPod::new(until));
         pod.until = pod.until.max(until);
     }
 
@@ -61,13 +84,8 @@ impl IdlePositions {
     pub(crate) fn record(&mut self, event: &IdleEvent) -> Option<u64> {
         let pod = self.0.get_mut(&event.netns_cookie)?;
         let connection = connection_of(event)?;
-        pod.newest += 1;
-        if pod.positions.len() >= POSITIONS_MAX {
-            let oldest_kept = pod.newest.saturating_sub(POSITIONS_MAX as u64 / 2);
-            pod.positions.retain(|_, (number, _)| *number >= oldest_kept);
-        }
         let position = IdlePosition { client_seq: event.client_seq, pod_seq: event.pod_seq };
-        pod.positions.insert(connection, (pod.newest, position));
+        pod.insert(connection, position);
         Some(event.netns_cookie)
     }
 
@@ -82,19 +100,17 @@ impl IdlePositions {
     ) -> IdleUpdates {
         let Some(pod) = self.0.get(&cookie) else { return IdleUpdates::default() };
         let after = if after > pod.newest { 0 } else { after };
-        let is_asked =
-            |client: &SocketAddr, number: u64| number > after && clients.contains(client);
-        let all = pod.positions.iter();
-        let asked = all.filter(|((client, _), (number, _))| is_asked(client, *number));
-        let mut asked: Vec<_> = asked
-            .map(|(connection, (number, position))| (*number, *connection, *position))
-            .collect();
-        asked.sort_unstable_by_key(|(number, ..)| *number);
-        let is_cut = asked.len() > UPDATE_POSITIONS_MAX;
-        asked.truncate(UPDATE_POSITIONS_MAX);
-        let last = asked.last().map(|(number, ..)| *number).filter(|_| is_cut);
-        let positions = asked.into_iter().map(|(_, connection, position)| (connection, position));
-        IdleUpdates { newest: last.unwrap_or(pod.newest), positions: positions.collect() }
+        let later = pod.positions.range((Excluded(after), Unbounded));
+        let mut asked = later.filter(|(_, ((client, _), _))| clients.contains(client));
+        let mut newest = pod.newest;
+        let mut positions = Vec::new();
+        for (number, update) in asked.by_ref().take(UPDATE_POSITIONS_MAX) {
+            positions.push(*update);
+            newest = *number;
+        }
+        // If these are all, the numbers up to the newest event are done.
+        let is_cut = asked.next().is_some();
+        IdleUpdates { newest: if is_cut { newest } else { pod.newest }, positions }
     }
 
     /// Forgets the pods that are no longer watched. Returns their cookies.
@@ -183,9 +199,26 @@ mod tests {
         positions.watch(Instant::now(), 7);
         let ports = 1..=3 * POSITIONS_MAX as u16;
         ports.for_each(|port| _ = positions.record(&event(port, 0)));
-        assert!((POSITIONS_MAX / 2..=POSITIONS_MAX).contains(&positions.0[&7].positions.len()));
-        let newest = client(3 * POSITIONS_MAX as u16);
-        assert_eq!(positions.updates(7, 0, &[newest].into()).positions.len(), 1);
+        assert_eq!(positions.0[&7].positions.len(), POSITIONS_MAX);
+        let newest = 3 * POSITIONS_MAX as u16;
+        let oldest = newest - POSITIONS_MAX as u16 + 1;
+        let kept = |port| positions.updates(7, 0, &[client(port)].into()).positions;
+        assert_eq!(kept(newest), [position(newest, 0)]);
+        assert_eq!(kept(oldest), [position(oldest, 0)]);
+        assert_eq!(kept(oldest - 1), []);
+    }
+
+    #[test]
+    fn a_connection_takes_one_place_however_many_events_it_sends() {
+        let mut positions = IdlePositions::default();
+        positions.watch(Instant::now(), 7);
+        positions.record(&event(1, 0));
+        (0..2 * POSITIONS_MAX as u32).for_each(|seq| _ = positions.record(&event(2, seq)));
+        let pod = &positions.0[&7];
+        assert_eq!((pod.positions.len(), pod.numbers.len()), (2, 2));
+        let other = positions.updates(7, 0, &[client(1)].into());
+        assert_eq!(other.positions, [position(1, 0)], "a busy connection displaces no other");
+        assert_eq!(positions.updates(7, u64::MAX, &[client(1)].into()), other);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use std::{
 
 use axum::{
     Router,
+    extract::DefaultBodyLimit,
     routing::{get, post},
 };
 use common::http_server::{self, HttpServerBounds};
@@ -132,10 +133,16 @@ async fn serve(listener: TcpListener, state: PodServerState) -> io::Result<()> {
     let pages = Router::new()
         .route("/wait-for-drain", get(prestop::handle_wait_for_drain))
         .route(in_use::PATH, post(in_use::handle_in_use))
-        .route(idle::PATH, post(idle::handle_idle))
-        .with_state(state);
+        .route(idle::PATH, post(idle::handle_idle));
+    let pages = limit_bodies(pages).with_state(state);
     http_server::serve(listener, pages, BOUNDS, stop).await;
     Ok(())
+}
+
+/// Limits the bodies of requests to the longest query. Any client that reaches the pod may send one, and each is in the
+/// agent's memory while it waits for its response.
+fn limit_bodies<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
+    pages.layer(DefaultBodyLimit::max(in_use::BODY_BYTES_MAX))
 }
 
 /// Returns a listener for both families in the calling thread's namespace.
@@ -160,4 +167,28 @@ fn open_ipv6_socket() -> nix::Result<OwnedFd> {
     bind(socket.as_raw_fd(), &SockaddrIn6::from(at))?;
     listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{
+        body::Body,
+        http::{Request, StatusCode},
+    };
+    use tower::ServiceExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_beyond_the_longest_query_is_refused() {
+        let page = |body: String| async move { body.len().to_string() };
+        let pages: Router = limit_bodies(Router::new().route("/", post(page)));
+        let send = async |bytes: usize| {
+            let request = Request::post("/").body(Body::from(vec![b'1'; bytes]));
+            let response = pages.clone().oneshot(request.expect("a request")).await;
+            response.expect("a response").status()
+        };
+        assert_eq!(send(in_use::BODY_BYTES_MAX).await, StatusCode::OK);
+        assert_eq!(send(in_use::BODY_BYTES_MAX + 1).await, StatusCode::PAYLOAD_TOO_LARGE);
+    }
 }

@@ -4,10 +4,11 @@ use std::{fmt, sync::Arc};
 
 use super::{NamespacedName, raw};
 
-/// Certificate of hosts under the name of its Secret. Only sent to activators, since it has a private key.
+/// Certificate of hosts under its name. Only sent to activators, since it has a private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateEntry {
-    /// Namespace and name of the Secret.
+    /// Namespace and name of the Secret; for the names of a service inside the cluster, the service with its port
+    /// ([`local_certificate`](super::ServiceEntry::local_certificate)).
     pub name: NamespacedName,
     /// Certificate in force; `None`: the controller has none, and a receiver keeps what it has under this name.
     pub material: Option<Arc<CertificateMaterial>>,

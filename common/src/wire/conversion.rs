@@ -49,6 +49,13 @@ fn parse_port(field: &'static str, value: u32) -> WireResult<NonZeroU16> {
     checked.ok_or_else(|| WireError::new(field, value, "must be a port, 1 to 65535"))
 }
 
+/// Parses a port that may be absent, which is sent as 0.
+fn parse_optional_port(field: &'static str, value: u32) -> WireResult<Option<NonZeroU16>> {
+    let port = u16::try_from(value);
+    let port = port.map_err(|_large| WireError::new(field, value, "must be a port, or 0"))?;
+    Ok(NonZeroU16::new(port))
+}
+
 fn parse_address(field: &'static str, bytes: &[u8]) -> WireResult<IpAddr> {
     if let Ok(four) = <[u8; 4]>::try_from(bytes) {
         return Ok(IpAddr::from(four));

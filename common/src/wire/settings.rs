@@ -1,6 +1,6 @@
 //! Pure: settings of operators for all services at once, as the RouteTable carries them.
 
-use std::{fmt, net::IpAddr, num::NonZeroU16};
+use std::{fmt, net::IpAddr, num::NonZeroU16, time::Duration};
 
 use ipnet::IpNet;
 
@@ -93,6 +93,9 @@ pub struct EdgeSettings {
     pub hsts: Option<HstsPolicy>,
     /// Versions and ciphers of TLS with clients.
     pub tls: TlsSettings,
+    /// Idle deadline: a connection of raw TCP from outside that passes no byte for so long is reset; `None`: never. Sent
+    /// in whole milliseconds.
+    pub tcp_idle_timeout: Option<Duration>,
 }
 
 impl EdgeSettings {

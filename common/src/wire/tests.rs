@@ -191,6 +191,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
         Some(TagRouting::ServeTag("b".into())),
     ] {
         let domain = |host_rewrite: Option<String>| MappedDomain {
+            protocol: DomainProtocol::Http,
             host: "a.example".into(),
             redirects_to_https: true,
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),
@@ -205,10 +206,19 @@ fn gateway_rules_of_a_service_survive_the_wire() {
             token: "t".into(),
             response: "t.hash".into(),
         }];
-        let ingress =
-            GatewayRules { redirects_to_https: true, mapped_domains, tag_routing, challenges };
+        let ingress = GatewayRules {
+            redirects_to_https: true,
+            mapped_domains,
+            gateway_port: NonZeroU16::new(5432).filter(|_| tag_routing.is_some()),
+            tag_routing,
+            challenges,
+            reserved_hosts: vec!["b.example".into()],
+        };
         assert_eq!(GatewayRules::try_from(raw::Ingress::from(ingress.clone())), Ok(ingress));
     }
+    let large = raw::Ingress { gateway_port: 65_536, ..raw::Ingress::default() };
+    let error = GatewayRules::try_from(large).expect_err("no port");
+    assert_eq!(error.to_string(), "field ingress.gateway_port is \"65536\": must be a port, or 0");
     let nameless = raw::Domain::default();
     let error = MappedDomain::try_from(nameless).expect_err("no host");
     assert_eq!(error.to_string(), "field domain.host is \"\": must not be empty");
@@ -300,6 +310,7 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
             min_version: TlsMinVersion::Tls13,
             ciphers: vec![TlsCipher::Aes128GcmSha256, TlsCipher::EcdheRsaAes128GcmSha256],
         },
+        tcp_idle_timeout: Some(Duration::from_millis(90_500)),
     };
     let settings = GlobalSettings {
         request_log: Some(RequestLogSettings { template, logs_probes: true }),

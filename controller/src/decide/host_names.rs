@@ -33,6 +33,8 @@ pub struct HostNameRules<'a> {
     pub default_domain: &'a str,
     /// Domain of names inside the cluster, such as `cluster.local`.
     pub cluster_domain: &'a str,
+    /// Scheme of URLs with names inside the cluster: `http` or `https`.
+    pub private_scheme: &'a str,
 }
 
 /// A Route, as far as its host names depend on it.
@@ -195,9 +197,9 @@ impl HostNameRules<'_> {
         format!("{name}.{namespace}.svc.{}", self.cluster_domain)
     }
 
-    /// Returns the scheme of a URL. A private name has no TLS, whatever serves the public ones.
+    /// Returns the scheme of a URL. That of private names never follows the public ones.
     fn url_scheme(&self, is_private: bool) -> &str {
-        if is_private { "http" } else { &self.network.external_scheme }
+        if is_private { self.private_scheme } else { &self.network.external_scheme }
     }
 }
 
@@ -249,7 +251,13 @@ mod tests {
 
         fn rules(&self) -> HostNameRules<'_> {
             let (network, domain) = (&self.network, &self.domain);
-            HostNameRules { network, domain, default_domain: "", cluster_domain: "c1.local" }
+            HostNameRules {
+                network,
+                domain,
+                default_domain: "",
+                cluster_domain: "c1.local",
+                private_scheme: "http",
+            }
         }
 
         fn url(&self, tag: Option<&str>) -> String {
@@ -352,6 +360,17 @@ mod tests {
         assert_eq!(tag, expected);
         let host = case.route_host(None, "v1-shop").unwrap();
         assert!(!host.is_private);
+    }
+
+    #[test]
+    fn only_private_names_follow_the_scheme_inside_the_cluster() {
+        let case = HostNameCase::new(&[], PUBLIC, &[]);
+        let names = HostNameRules { private_scheme: "https", ..case.rules() };
+        let (labels, annotations) = (&case.labels, &case.annotations);
+        let route = RouteHostInputs { name: "shop", namespace: "team", labels, annotations };
+        let url = |tag| names.route_host(&route, tag, |name| name == "v1-shop").unwrap().url;
+        assert_eq!(url(None), "http://shop.team.example.com");
+        assert_eq!(url(Some("v1")), "https://v1-shop.team.svc.c1.local");
     }
 
     #[test]

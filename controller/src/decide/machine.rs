@@ -38,6 +38,7 @@ mod events;
 mod fingerprint;
 mod gateway_api;
 mod leadership;
+mod local_certificates;
 mod manifests;
 mod name_claims;
 mod observe;
@@ -124,6 +125,10 @@ pub struct ControllerStateMachine {
     unnamed_certificates: BTreeMap<NamespacedName, UnnamedCertificate>,
     /// Authorities of Secrets that were named a short time ago, and are no longer.
     unnamed_client_cas: BTreeMap<NamespacedName, UnnamedClientCa>,
+    /// Number of certificates for names inside the cluster that were requested so far.
+    local_requests: u64,
+    /// True if the wanted certificates for names inside the cluster have changed in this step.
+    local_certificates_changed: bool,
     /// Number of apps created so far; part of each new UID.
     apps_created: u64,
     timers: AppTimers,
@@ -158,6 +163,8 @@ impl ControllerStateMachine {
             stop_checks: stop_checks::StopChecks::default(),
             unnamed_certificates: BTreeMap::new(),
             unnamed_client_cas: BTreeMap::new(),
+            local_requests: 0,
+            local_certificates_changed: false,
             apps_created: 0,
             timers: AppTimers::default(),
             effects: ControllerEffects::default(),
@@ -208,6 +215,7 @@ impl ControllerStateMachine {
         // Any event may have moved a name to another owner, or made a Revision known that was already decided on.
         self.reconcile_claimants(now);
         self.apply_pending_decisions(now);
+        self.pass_local_certificates();
         self.effects.needs_workload_watch = self.needs_workload_watch;
         self.effects.needs_request_watch = plan::requested_certificates::is_enabled(&self.cluster);
         std::mem::take(&mut self.effects)
@@ -272,6 +280,9 @@ impl ControllerStateMachine {
             }
             Event::SecretRead { name, read } => self.handle_secret_read(&name, read, now),
             Event::ClientCaRead { name, read } => self.handle_client_ca_read(&name, read, now),
+            Event::LocalCertificateSigned { service, material } => {
+                self.handle_local_certificate(&service, material, now)
+            }
             Event::CertManagerFound(is_present) => {
                 self.handle_cert_manager_presence(is_present, now)
             }

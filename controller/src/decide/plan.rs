@@ -19,8 +19,10 @@ mod conditions;
 pub mod domain_mappings;
 mod drain;
 pub mod gateway_api;
+pub(crate) mod gateway_ports;
 mod gradual_rollout;
 pub mod host_certificates;
+pub mod local_tls;
 mod pod_resizes;
 mod readiness;
 pub mod requested_certificates;
@@ -197,6 +199,9 @@ fn run_pass(
         pod_resizes::update_resizes(revision, &context);
     }
     conditions::update_route(app, name, cluster, now, timer);
+    if app.route.is_some() {
+        gateway_ports::update_condition(app, name, cluster, now);
+    }
     conditions::update_service(app, name, now);
 }
 

@@ -31,6 +31,7 @@ mod client_cas;
 pub mod conditions;
 mod domain_mappings;
 mod gateway_api;
+mod local_certificates;
 pub mod name_registry;
 pub(crate) mod nodes;
 mod pod_resize;
@@ -63,6 +64,7 @@ pub use gateway_api::{
     ListenerSpec, ListenerTls, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
     ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
 };
+pub use local_certificates::LocalCertificateState;
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
 pub use pod_resize::{PendingResize, PodResize, ReducibleResources};
@@ -122,6 +124,8 @@ pub struct ClusterState {
     pub client_cas: ObservedClientCas,
     /// Objects of the Gateway API, with the Services that its routes may lead to.
     pub gateway_api: ObservedGatewayApi,
+    /// Certificates for names inside the cluster, by the service that the names belong to.
+    pub local_certificates: BTreeMap<NamespacedName, LocalCertificateState>,
     /// Nodes, as far as decisions depend on them.
     pub nodes: ObservedNodes,
     /// Ingress policies, which decide the clients whose requests may wait.
@@ -256,6 +260,7 @@ impl Default for ClusterState {
             requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
             gateway_api: ObservedGatewayApi::default(),
+            local_certificates: BTreeMap::new(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),
             terminating_namespaces: BTreeSet::new(),

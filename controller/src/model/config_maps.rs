@@ -30,6 +30,7 @@ pub mod leader_election;
 pub mod logging;
 pub mod network;
 pub mod observability;
+pub mod port_ranges;
 
 pub use certmanager::CertManagerConfig;
 pub use defaults::RevisionDefaults;

@@ -283,6 +283,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
         owner_uid: owner,
         created,
         affinity: scaled_service::read_affinity(&object["spec"]),
+        gateway_port: annotation(object, key::OWNED_GATEWAY_PORT).and_then(|it| it.parse().ok()),
     })
 }
 
@@ -315,6 +316,7 @@ pub fn read_domain_mapping(object: &Value) -> DomainMappingState {
             annotation(object, key::CLIENT_AUTH),
         ),
         served_client_ca: None,
+        passes_tls: annotation(object, key::TLS) == Some(key::TLS_PASSTHROUGH),
         hsts: annotation(object, key::HSTS).and_then(|it| HstsPolicy::parse(it).ok()),
         http_protocol: http.map(Into::into),
         conditions: ConditionSet::default(),

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     path::PathBuf,
 };
 
@@ -48,6 +49,9 @@ pub struct ControllerConfig {
         default_values = ["10.244.0.1", "fd00:10:244::1"]
     )]
     pub activators: Vec<IpAddr>,
+    /// Gateway ports that the activator has open from the start; services may have no others. Local node only.
+    #[arg(long = "controller-gateway-ports", env = "ROUSE_GATEWAY_PORTS", value_delimiter = ',')]
+    pub gateway_ports: Vec<NonZeroU16>,
 }
 
 impl Default for ControllerConfig {
@@ -62,6 +66,7 @@ impl Default for ControllerConfig {
                 IpAddr::from([10, 244, 0, 1]),
                 IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1]),
             ],
+            gateway_ports: Vec::new(),
         }
     }
 }
@@ -175,6 +180,7 @@ impl ControllerConfig {
             boot_id,
             scale_policy: autoscaler,
             fixed_activators: vec![activator],
+            opened_gateway_ports: Some(self.gateway_ports.iter().copied().collect()),
             ..ControllerSettings::default()
         }
     }

@@ -7,6 +7,8 @@
 //! | [`signing`] | Shell: keys and certificates |
 //! | [`authority_store`] | Shell: authorities in the cluster, the controller's own certificate |
 //! | [`cluster_api`] | Shell: TokenReview, Secret and ConfigMap |
+//! | [`local_schedule`] | Pure: certificates for names inside the cluster that are to be signed |
+//! | [`local_signer`] | Shell: these certificates, and the authority of their own |
 //!
 //! A request needs no certificate, so everything about it is bounded: its size, the number of reviews at once, and the
 //! time of the API server. A refusal states its reason, and nothing about what would be accepted.
@@ -30,6 +32,8 @@ use tracing::{info, warn};
 
 pub mod authority_store;
 pub mod cluster_api;
+pub mod local_schedule;
+pub mod local_signer;
 pub mod rotation;
 pub mod signing;
 pub mod token_review;

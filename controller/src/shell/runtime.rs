@@ -88,6 +88,8 @@ pub struct ControllerRuntime {
     named_secrets: watch::Sender<BTreeSet<NamespacedName>>,
     /// Secrets that mappings name for authorities of client certificates.
     named_client_cas: watch::Sender<BTreeSet<NamespacedName>>,
+    /// Services whose names inside the cluster need a certificate, with the number of the request.
+    local_certificates: watch::Sender<BTreeMap<NamespacedName, u64>>,
     objects_changed: Notify,
     timer_changed: Notify,
     /// Start of this process, by the monotonic clock and in ms since 1970.
@@ -118,6 +120,7 @@ impl ControllerRuntime {
             needs_request_watch: watch::Sender::new(false),
             named_secrets: watch::Sender::new(BTreeSet::new()),
             named_client_cas: watch::Sender::new(BTreeSet::new()),
+            local_certificates: watch::Sender::new(BTreeMap::new()),
             objects_changed: Notify::new(),
             timer_changed: Notify::new(),
             started_at: (Instant::now(), unix_ms),
@@ -256,7 +259,15 @@ impl ControllerRuntime {
         self.named_client_cas.subscribe()
     }
 
-    /// Sends the named Secrets to their reader, and their numbers to the metrics, if a step has changed them.
+    /// Returns a receiver of the services whose names inside the cluster need a certificate, each with the number of
+    /// its request. A service that is made again has another number. No event may be stepped while the received set
+    /// is borrowed.
+    pub fn wanted_local_certificates(&self) -> watch::Receiver<BTreeMap<NamespacedName, u64>> {
+        self.local_certificates.subscribe()
+    }
+
+    /// Sends the named Secrets to their reader, and their numbers to the metrics, if a step has changed them. The
+    /// certificates that are to be signed go to their signer.
     fn send_named_secrets(&self, effects: &mut ControllerEffects) {
         self.metrics.set_certificates(effects);
         if let Some(names) = effects.named_secrets.take() {
@@ -264,6 +275,9 @@ impl ControllerRuntime {
         }
         if let Some(names) = effects.named_client_cas.take() {
             self.named_client_cas.send_replace(names);
+        }
+        if let Some(wanted) = effects.local_certificates.take() {
+            self.local_certificates.send_replace(wanted);
         }
     }
 

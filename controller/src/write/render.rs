@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     decide::{
-        plan::{self, host_certificates},
+        plan::{self, host_certificates, local_tls},
         service_children::{
             child_metadata, owner_references, spec_traffic, template_json, to_json_value,
         },
@@ -112,7 +112,10 @@ fn internal_address(
     let domain = &cluster.settings.cluster_domain;
     let url = match plan::serves_tcp(app, name, None, cluster) {
         true => tcp_url(name, None, cluster),
-        false => format!("http://{}.{}.svc.{domain}", name.name, name.namespace),
+        false => {
+            let scheme = local_tls::scheme(cluster);
+            format!("{scheme}://{}.{}.svc.{domain}", name.name, name.namespace)
+        }
     };
     Some(AddressableUrl { url })
 }
@@ -371,7 +374,9 @@ fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeC
             // Knative's severities: conditions with one do not count for `Ready`.
             severity: match kind {
                 ConditionType::RevisionActive | ConditionType::RevisionStandby => "Info".into(),
-                ConditionType::RevisionAnnotations => "Warning".into(),
+                ConditionType::RevisionAnnotations | ConditionType::RouteGatewayPort => {
+                    "Warning".into()
+                }
                 _ => String::new(),
             },
             last_transition_time: since.rfc3339(),

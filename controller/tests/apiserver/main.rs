@@ -255,7 +255,9 @@ impl ApiServerFixture {
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_000),
             serves_tcp: false,
+            serves_local_tls: false,
             affinity: None,
+            gateway_port: None,
         })
     }
 }

@@ -28,8 +28,8 @@ pub(super) extern "C" fn report_if_idle(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// Returns the sequence numbers of the next bytes of client and pod, if no message is under way and all bytes before
-/// these numbers were read.
+/// Returns the sequence numbers of the next bytes of client and pod, if only a next request can follow and all bytes
+/// before these numbers were read.
 ///
 /// Under the lock, so that both numbers and the boundaries are of one moment. A request that comes later begins at or
 /// behind the client's number.
@@ -40,7 +40,7 @@ fn idle_position(conn: &mut ServerSocket) -> Option<[u32; 2]> {
     let (client_seq, pod_seq) = (h1.rx.next, h1.tx.next);
     let is_idle = conn.pod_slot != 0
         && conn.http.protocol == abi::PROTOCOL_HTTP1
-        && h1.is_in_use() == Some(false)
+        && h1.awaits_request()
         && pod_seq == conn.http.tx_end_seq
         && !segment_bytes::has_pending(conn);
     unlock(conn);

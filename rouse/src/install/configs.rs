@@ -142,6 +142,10 @@ rouse.dev.hsts: ""
 rouse.dev.tls-min-version: "1.2"
 # Ciphers for clients of TLS, by their IANA names and divided by commas, those of TLS 1.3 among them. Empty: all.
 rouse.dev.tls-ciphers: ""
+# Gateway ports that services of raw TCP may have (rouse.dev/port), as ports and ranges divided by commas: 5432,6000-6100.
+rouse.dev.gateway-ports: ""
+# Time without a byte after which a connection to such a port is reset: 1h. 0: never.
+rouse.dev.tcp-idle-timeout: "0"
 "#;
 
 const OBSERVABILITY: &str = r#"# Whether activators write a line of each request to standard output. Every service then goes through them.
@@ -173,6 +177,20 @@ pub(crate) fn is_operator_owned(object: &Value) -> bool {
     object["kind"] == "ConfigMap" && name.starts_with("config-")
 }
 
+fn set_network_data(data: &mut Value, settings: &InstallSettings) {
+    let proxies: Vec<String> = settings.trusted_proxies.iter().map(ToString::to_string).collect();
+    if !proxies.is_empty() {
+        data["rouse.dev.trusted-proxies"] = proxies.join(",").into();
+        if settings.proxy_protocol {
+            data["rouse.dev.proxy-protocol"] = "true".into();
+        }
+    }
+    let ports: Vec<String> = settings.gateway_ports.iter().map(ToString::to_string).collect();
+    if !ports.is_empty() {
+        data["rouse.dev.gateway-ports"] = ports.join(",").into();
+    }
+}
+
 fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
     let mut map = namespaced_object("v1", "ConfigMap", &format!("config-{name}"), "", settings);
     map["metadata"]["annotations"] = json!({CHECKSUM_ANNOTATION: checksum(example)});
@@ -183,14 +201,7 @@ fn config_map(name: &str, example: &str, settings: &InstallSettings) -> Value {
         "defaults" if settings.profile == InstallProfile::Fast => {
             data["automount-service-account-token"] = "false".into();
         }
-        "network" if !settings.trusted_proxies.is_empty() => {
-            let proxies: Vec<String> =
-                settings.trusted_proxies.iter().map(ToString::to_string).collect();
-            data["rouse.dev.trusted-proxies"] = proxies.join(",").into();
-            if settings.proxy_protocol {
-                data["rouse.dev.proxy-protocol"] = "true".into();
-            }
-        }
+        "network" => set_network_data(&mut data, settings),
         "deployment" if settings.profile == InstallProfile::Fast => {
             data["bind-pods"] = "true".into()
         }

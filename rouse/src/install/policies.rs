@@ -22,6 +22,14 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     let tcp_port = |port: u16| json!({"port": port, "protocol": "TCP"});
     // Each service has a port of its own at the activators, from this range.
     let services = json!({"port": 20000, "endPort": 29999, "protocol": "TCP"});
+    let mut activator_ports = vec![
+        tcp_port(GATEWAY_PORT),
+        tcp_port(GATEWAY_TLS_PORT),
+        tcp_port(INTERNAL_PORT),
+        services,
+        tcp_port(PEER_PORT),
+    ];
+    activator_ports.extend(settings.gateway_ports.iter().map(|it| tcp_port(it.get())));
     vec![
         component_policy(
             "controller",
@@ -29,17 +37,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
             settings,
         ),
         component_policy("autoscaler", json!([tcp_port(USAGE_PORT)]), settings),
-        component_policy(
-            "activator",
-            json!([
-                tcp_port(GATEWAY_PORT),
-                tcp_port(GATEWAY_TLS_PORT),
-                tcp_port(INTERNAL_PORT),
-                services,
-                tcp_port(PEER_PORT),
-            ]),
-            settings,
-        ),
+        component_policy("activator", activator_ports.into(), settings),
     ]
 }
 

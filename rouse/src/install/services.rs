@@ -7,7 +7,7 @@ use super::{
     settings::{GatewayExposure, InstallSettings},
     workloads::{
         CONTROLLER_PORT, GATEWAY_PORT, GATEWAY_TLS_PORT, INTERNAL_PORT, USAGE_PORT, WEBHOOK_PORT,
-        admin_port,
+        admin_port, gateway_port_name,
     },
 };
 
@@ -63,7 +63,9 @@ fn internal_service(settings: &InstallSettings) -> Value {
 fn gateway_service(settings: &InstallSettings) -> Value {
     let port = |name: &str, port: u16, target: u16| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": target});
     // Port 443 is open without a certificate too: a client then gets an alert of TLS.
-    let ports = [port("http", 80, GATEWAY_PORT), port("https", 443, GATEWAY_TLS_PORT)];
+    let mut ports = vec![port("http", 80, GATEWAY_PORT), port("https", 443, GATEWAY_TLS_PORT)];
+    let tcp_ports = settings.gateway_ports.iter().map(|it| it.get());
+    ports.extend(tcp_ports.map(|number| port(&gateway_port_name(number), number, number)));
     let kind = match settings.gateway {
         GatewayExposure::Loadbalancer => "LoadBalancer",
         GatewayExposure::Nodeport => "NodePort",

@@ -1,6 +1,6 @@
 //! Pure: settings of an installation, and the names that other tools rely on.
 
-use std::path::PathBuf;
+use std::{num::NonZeroU16, path::PathBuf};
 
 use agent::{api_servers::ApiServerUrl, config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use ipnet::IpNet;
@@ -54,6 +54,8 @@ pub(crate) struct InstallSettings {
     pub(crate) trusted_proxies: Vec<IpNet>,
     /// True if these proxies begin each connection with a header of the PROXY protocol.
     pub(crate) proxy_protocol: bool,
+    /// Gateway ports for services of raw TCP, besides 80 and 443.
+    pub(crate) gateway_ports: Vec<NonZeroU16>,
     /// Services that the agents serve in kube-proxy's place, besides Rouse's own.
     pub(crate) clusterip: ClusterIpMode,
     /// Sizes of the eBPF maps that differ from those of that mode.
@@ -79,6 +81,7 @@ impl Default for InstallSettings {
             cluster_domain: "cluster.local".to_owned(),
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
+            gateway_ports: Vec::new(),
             clusterip: ClusterIpMode::default(),
             map_sizes: MapSizeOverrides::default(),
             apiservers: Vec::new(),

@@ -1,6 +1,9 @@
 //! Properties that all objects of an installation share.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+};
 
 use agent::config::ClusterIpMode;
 use clap::{Parser as _, ValueEnum as _};
@@ -12,6 +15,7 @@ use controller::{
             Configs, NetworkConfig, RevisionDefaults,
             go_template::GoTemplate,
             network::{DOMAIN_TEMPLATE, TAG_TEMPLATE},
+            port_ranges::is_reserved_gateway_port,
         },
         object::ResourceKind,
     },
@@ -650,6 +654,51 @@ fn the_controller_reads_trusted_proxies_from_config_network() {
     configs.update("config-network", Some(&data));
     assert_eq!(configs.network.edge.trusted_proxies, settings.trusted_proxies);
     assert!(configs.network.edge.requires_proxy_protocol);
+}
+
+#[test]
+fn gateway_ports_are_open_in_each_way_of_exposure() {
+    for gateway in GatewayExposure::value_variants() {
+        let gateway_ports = vec![NonZeroU16::new(25).unwrap(), NonZeroU16::new(5432).unwrap()];
+        let settings =
+            InstallSettings { gateway: *gateway, gateway_ports, ..InstallSettings::default() };
+        let objects = objects::all(&settings);
+        let find = |name: &str| {
+            objects.iter().find(|it| objects::kind_and_name(it) == name).unwrap().clone()
+        };
+        let service = find("Service/rouse-gateway");
+        let is_open = |ports: &Value, field: &str, port: u16| {
+            ports.as_array().unwrap().iter().any(|it| it[field] == port)
+        };
+        let pod = find("Deployment/activator")["spec"]["template"]["spec"].clone();
+        let container = &pod["containers"][0];
+        let admitted = &find("NetworkPolicy/activator")["spec"]["ingress"][0]["ports"];
+        for port in [25, 5432] {
+            assert!(is_open(&service["spec"]["ports"], "port", port), "{gateway:?}");
+            assert!(is_open(&service["spec"]["ports"], "targetPort", port), "{gateway:?}");
+            assert!(is_open(&container["ports"], "containerPort", port), "{gateway:?}");
+            let is_on_nodes = is_open(&container["ports"], "hostPort", port);
+            assert_eq!(is_on_nodes, *gateway == GatewayExposure::Hostport, "{gateway:?}");
+            assert!(is_open(admitted, "port", port), "{gateway:?}");
+        }
+        assert_eq!(pod["securityContext"]["sysctls"][0]["value"], "25");
+        let map = find("ConfigMap/config-network");
+        assert_eq!(map["data"]["rouse.dev.gateway-ports"], "25,5432");
+    }
+}
+
+#[test]
+fn no_gateway_port_is_one_that_activators_listen_on() {
+    use workloads::{GATEWAY_PORT, GATEWAY_TLS_PORT, INTERNAL_PORT, PEER_PORT, admin_port};
+    let is_reserved = |port: u16| {
+        let range = ControllerSettings::default().activator_port_range;
+        is_reserved_gateway_port(NonZeroU16::new(port).unwrap(), range)
+    };
+    let own = [GATEWAY_PORT, GATEWAY_TLS_PORT, INTERNAL_PORT, PEER_PORT, admin_port("activator")];
+    for port in own.into_iter().chain([80, 443, 20_000, 29_999]) {
+        assert!(is_reserved(port), "{port}");
+    }
+    assert!(!is_reserved(5432) && !is_reserved(30_000));
 }
 
 #[test]

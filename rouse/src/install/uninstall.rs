@@ -27,10 +27,12 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 const DELETE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Objects that the controller creates for itself, beside those of the installation.
-const CONTROLLER_OBJECTS: [(&str, &str, &str); 4] = [
+const CONTROLLER_OBJECTS: [(&str, &str, &str); 6] = [
     ("v1", "Secret", "rouse-authorities"),
+    ("v1", "Secret", "rouse-local-authorities"),
     ("v1", "Secret", "webhook-certs"),
     ("v1", "ConfigMap", "rouse-authorities"),
+    ("v1", "ConfigMap", "rouse-trust-bundle"),
     ("coordination.k8s.io/v1", "Lease", "rouse-controller"),
 ];
 

@@ -144,6 +144,20 @@ fn component_container(
     merge_fields(container, extra)
 }
 
+/// Name of a gateway port in Service and container.
+pub(crate) fn gateway_port_name(number: u16) -> String {
+    format!("tcp-{number}")
+}
+
+/// Container port of a gateway port. Activators listen on it once a service has it.
+fn tcp_gateway_port(number: u16, settings: &InstallSettings) -> Value {
+    let mut port = container_port(&gateway_port_name(number), number);
+    if settings.gateway == GatewayExposure::Hostport {
+        port["hostPort"] = number.into();
+    }
+    port
+}
+
 fn container_port(name: &str, number: u16) -> Value {
     json!({"name": name, "containerPort": number, "protocol": "TCP"})
 }
@@ -262,14 +276,16 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
     }
     let mut resources = resource_requests("200m", "64Mi");
     resources["limits"] = json!({"memory": format!("{ACTIVATOR_MIB}Mi")});
+    let mut ports = vec![
+        gateway,
+        tls_gateway,
+        container_port("http-inside", INTERNAL_PORT),
+        container_port("grpc-peers", PEER_PORT),
+        container_port("metrics", admin_port(app)),
+    ];
+    ports.extend(settings.gateway_ports.iter().map(|it| tcp_gateway_port(it.get(), settings)));
     let extra = json!({
-        "ports": [
-            gateway,
-            tls_gateway,
-            container_port("http-inside", INTERNAL_PORT),
-            container_port("grpc-peers", PEER_PORT),
-            container_port("metrics", admin_port(app)),
-        ],
+        "ports": ports,
         "resources": resources,
         "volumeMounts": [identity_mount()],
     });
@@ -282,6 +298,12 @@ fn activator_deployment(settings: &InstallSettings) -> Value {
     // The HorizontalPodAutoscaler sets the replicas; a number here would reset them at each upgrade.
     if let Some(Value::Object(spec)) = object.get_mut("spec") {
         spec.remove("replicas");
+    }
+    if let Some(lowest) = settings.gateway_ports.iter().min().filter(|it| it.get() < 1024) {
+        // Otherwise some container runtimes let no process without privileges open it.
+        let sysctl =
+            json!({"name": "net.ipv4.ip_unprivileged_port_start", "value": lowest.to_string()});
+        object["spec"]["template"]["spec"]["securityContext"]["sysctls"] = json!([sysctl]);
     }
     if settings.gateway == GatewayExposure::Hostport {
         // A node has one port 80 and one port 443, so the old pod must end before the new one starts.

@@ -154,6 +154,13 @@ pub struct ReferenceHead {
     body: ReferenceBody,
 }
 
+impl ReferenceHead {
+    /// Returns true if the body is in chunks (§7.1).
+    pub fn is_chunked(&self) -> bool {
+        self.body == ReferenceBody::Chunked
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReferenceBody {
     Sized(u64),

@@ -9,7 +9,7 @@ use crate::{
     cases::{ASLEEP_HOST, AWAKE_HOST, GatewaySubject},
     crowd::{CROWD_SIZE, ClientCrowd, within},
     figures::Figure,
-    fixture::{GatewayFixture, RunningProxy},
+    fixture::{GatewayFixture, GatewayProcess},
     open_loop::OpenLoop,
     played_controller::{ready_pod, revision_name},
     pods::CountingPod,
@@ -57,7 +57,7 @@ pub(crate) fn measure_crowd(
 }
 
 /// Sends requests over one connection: code and buffers that all connections share are in use then.
-fn warm_up(proxy: &RunningProxy) -> Result<()> {
+fn warm_up(proxy: &GatewayProcess) -> Result<()> {
     let exchanges = OpenLoop {
         to: proxy.h1_address(),
         host: AWAKE_HOST,
@@ -71,14 +71,14 @@ fn warm_up(proxy: &RunningProxy) -> Result<()> {
 }
 
 /// Memory of one connection, after a pause.
-fn memory_figures(proxy: &RunningProxy, empty: f64) -> Result<Vec<Figure>> {
+fn memory_figures(proxy: &GatewayProcess, empty: f64) -> Result<Vec<Figure>> {
     pause(SETTLE_TIME);
     let each = (proxy.process.memory_bytes()? - empty) / CROWD_SIZE as f64 / KIB;
     Ok(vec![("kib", each)])
 }
 
 /// Makes pods ready one after the other, and waits for the responses to all waiting requests.
-async fn release(proxy: &RunningProxy, crowd: ClientCrowd) -> Result<Vec<Figure>> {
+async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figure>> {
     let mut responses = crowd.receive_each();
     let controller = proxy.activator_controller()?;
     let pods: Vec<CountingPod> =

@@ -46,7 +46,7 @@ pub(crate) struct BenchPrograms {
 
 /// A running proxy at an address of its own. Dropping it ends its process.
 #[derive(Debug)]
-pub(crate) struct RunningProxy {
+pub(crate) struct GatewayProcess {
     pub(crate) address: Ipv4Addr,
     pub(crate) process: BenchProcess,
     /// Controller of an activator; `None` for other proxies.
@@ -60,7 +60,7 @@ pub(crate) struct GatewayFixture {
     pub(crate) cores: BenchCores,
     programs: BenchPrograms,
     /// Proxies that stay for all cases but those of memory.
-    kept: RefCell<BTreeMap<GatewaySubject, RunningProxy>>,
+    kept: RefCell<BTreeMap<GatewaySubject, GatewayProcess>>,
     next_number: Cell<u8>,
     _pod: BenchProcess,
     /// Last field, so that it is removed when all processes have ended.
@@ -122,7 +122,7 @@ impl GatewayFixture {
     }
 
     /// Starts a new process of a proxy, at an address that no other has had.
-    pub(crate) fn start_proxy(&self, subject: GatewaySubject) -> Result<RunningProxy> {
+    pub(crate) fn start_proxy(&self, subject: GatewaySubject) -> Result<GatewayProcess> {
         let number = self.next_number.get();
         let next = number.checked_add(1).context("the bench has started too many processes")?;
         self.next_number.set(next);
@@ -142,7 +142,7 @@ impl GatewayFixture {
         // Over TLS a connection is only half of a handshake, which nothing here minds.
         let all = [GatewayPort::H1, GatewayPort::H2c, GatewayPort::Tls, GatewayPort::Grpc];
         process.wait_until_listening(&all.map(|port| port.at(address)))?;
-        let proxy = RunningProxy { address, process, controller };
+        let proxy = GatewayProcess { address, process, controller };
         if let Some(controller) = &proxy.controller {
             self.runtime.block_on(controller.wait_in_force())?;
         }
@@ -281,7 +281,7 @@ fn activator_command(
     Ok(command)
 }
 
-impl RunningProxy {
+impl GatewayProcess {
     /// Controller of the activator.
     pub(crate) fn activator_controller(&self) -> Result<&PlayedController> {
         self.controller.as_ref().context("only an activator has a controller")

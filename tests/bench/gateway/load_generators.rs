@@ -12,7 +12,7 @@ use crate::cases::{GatewayPort, LoadClient, ThroughputLoad};
 
 /// Results that a client reports.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LoadSummary {
+pub(crate) struct LoadedRate {
     pub(crate) requests: f64,
     pub(crate) per_s: f64,
 }
@@ -32,14 +32,14 @@ pub(crate) struct LoadRun<'a> {
 
 impl LoadRun<'_> {
     /// Sends the requests. An unsuccessful response is an error.
-    pub(crate) fn run(&self) -> Result<LoadSummary> {
+    pub(crate) fn run(&self) -> Result<LoadedRate> {
         match self.load.client {
             LoadClient::Wrk { connections } => self.run_wrk(connections),
             LoadClient::H2load { connections, streams } => self.run_h2load(connections, streams),
         }
     }
 
-    fn run_wrk(&self, connections: u32) -> Result<LoadSummary> {
+    fn run_wrk(&self, connections: u32) -> Result<LoadedRate> {
         let ThroughputLoad { port, path, .. } = self.load;
         let mut wrk = Command::new("wrk");
         wrk.args(["-t1", &format!("-c{connections}"), &format!("-d{}", self.seconds)]);
@@ -52,10 +52,10 @@ impl LoadRun<'_> {
             find_number(&output, |line| line.split_once(" requests in ")?.0.trim().parse().ok())?;
         let per_s =
             find_number(&output, |line| line.strip_prefix("Requests/sec:")?.trim().parse().ok())?;
-        Ok(LoadSummary { requests, per_s })
+        Ok(LoadedRate { requests, per_s })
     }
 
-    fn run_h2load(&self, connections: u32, streams: u32) -> Result<LoadSummary> {
+    fn run_h2load(&self, connections: u32, streams: u32) -> Result<LoadedRate> {
         let ThroughputLoad { port, path, .. } = self.load;
         let mut h2load = Command::new("h2load");
         h2load.args(["-t1", &format!("-c{connections}"), &format!("-m{streams}")]);
@@ -75,7 +75,7 @@ impl LoadRun<'_> {
             let (before, _) = line.strip_prefix("finished in ")?.split_once(" req/s")?;
             before.rsplit(' ').next()?.parse().ok()
         })?;
-        Ok(LoadSummary { requests: self.requests as f64, per_s })
+        Ok(LoadedRate { requests: self.requests as f64, per_s })
     }
 }
 

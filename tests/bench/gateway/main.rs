@@ -43,7 +43,7 @@ use self::{
     cases::{GatewayCase, GatewaySubject},
     cores::BenchCores,
     crowd_cases::measure_crowd,
-    figures::{CaseFigures, Figure, add_figures, round_order},
+    figures::{Figure, MeasuredCase, add_figures, round_order},
     fixture::{BenchPrograms, GatewayFixture},
     route_update::measure_route_update,
     warm_cases::WarmCases,
@@ -61,7 +61,7 @@ const NETWORK_SETTINGS: [(&str, &str); 2] =
     [("ipv4/ip_local_port_range", "30000 60999"), ("core/somaxconn", "65535")];
 
 #[derive(Debug, clap::Parser)]
-struct GatewayBenchArgs {
+struct GatewayBenchOptions {
     /// Executable `rouse` to measure
     #[arg(long, value_name = "FILE")]
     rouse: PathBuf,
@@ -92,10 +92,10 @@ struct GatewayBenchArgs {
 }
 
 /// Figures of all cases by their names.
-type AllFigures = BTreeMap<&'static str, CaseFigures>;
+type AllFigures = BTreeMap<&'static str, MeasuredCase>;
 
 fn main() -> Result<()> {
-    let args = GatewayBenchArgs::parse();
+    let args = GatewayBenchOptions::parse();
     let cores = BenchCores::choose(args.proxy_core)?;
     enter_bench_network()?;
     raise_file_limit()?;
@@ -230,8 +230,8 @@ fn compare(
     rounds: u32,
     subjects: &[GatewaySubject],
     measure: impl Fn(GatewaySubject) -> Result<Vec<Figure>>,
-) -> Result<CaseFigures> {
-    let mut all = CaseFigures::new();
+) -> Result<MeasuredCase> {
+    let mut all = MeasuredCase::new();
     for round in 0..=rounds as usize {
         for subject in round_order(subjects, round) {
             let measured = measure(subject);
@@ -244,7 +244,7 @@ fn compare(
 
 /// Prints the figures of one measurement, and adds them to the others. Those of the round that warms up are dropped.
 fn keep(
-    all: &mut CaseFigures,
+    all: &mut MeasuredCase,
     case: &str,
     round: usize,
     subject: GatewaySubject,

@@ -22,7 +22,7 @@ use crate::{
     cases::{AWAKE_HOST, GatewaySubject},
     crowd::within,
     figures::Figure,
-    fixture::{GatewayFixture, RunningProxy},
+    fixture::{GatewayFixture, GatewayProcess},
     http1::{get_request, parse_response},
     open_loop::OpenLoop,
     played_controller::ready_pod,
@@ -92,7 +92,7 @@ pub(crate) fn measure_route_update(
 /// Adds all services. Returns the one to change, as it will be: its second Revision then has all traffic.
 fn add_services(
     fixture: &GatewayFixture,
-    proxy: &RunningProxy,
+    proxy: &GatewayProcess,
     pods: &[CountingPod],
 ) -> Result<ServiceEntry> {
     let controller = proxy.activator_controller()?;
@@ -120,7 +120,7 @@ fn add_services(
 /// Changes the service. Returns the moment at which the controller had sent its whole table.
 fn change_service(
     runtime: &Runtime,
-    proxy: &RunningProxy,
+    proxy: &GatewayProcess,
     changed: ServiceEntry,
 ) -> Result<Instant> {
     let controller = proxy.activator_controller()?;

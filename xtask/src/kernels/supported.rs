@@ -52,6 +52,7 @@ const UNSUPPORTED_TESTS: [UnsupportedTests; 2] = [
         since: (6, 5),
         reason: "no bpf_sock_destroy (6.5): connections are closed without their locks",
         tests: &[
+            "locked_close::a_connection_is_closed_only_where_it_stands_at_its_position",
             "locked_close::a_walk_stays_in_the_namespace_it_began_in",
             "locked_close::connections_of_both_families_are_closed_and_others_left_alone",
             "locked_close::more_connections_than_one_walk_takes_are_closed_by_further_walks",

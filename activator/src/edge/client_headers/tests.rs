@@ -71,6 +71,25 @@ fn the_app_learns_the_client() {
     assert_eq!(field(&headers, "forwarded"), Some("for=x"));
 }
 
+/// A proxy of the client may have ended the TLS before, so what it states is kept.
+#[test]
+fn the_app_learns_that_a_client_inside_the_cluster_used_tls() {
+    let forwarded = |stated: Option<&'static str>| {
+        let mut headers = HeaderMap::new();
+        headers.extend(stated.map(|it| (X_FORWARDED_PROTO, HeaderValue::from_static(it))));
+        let sender = ForwardedRequestSender {
+            traffic_origin: TrafficOrigin::Internal,
+            address: CLIENT,
+            proxied_client: ProxiedClient::Direct,
+            is_tls: true,
+        };
+        write_client_headers(&mut headers, sender, &EdgeSettings::default());
+        field(&headers, "x-forwarded-proto").map(str::to_owned)
+    };
+    assert_eq!(forwarded(None).as_deref(), Some("https"));
+    assert_eq!(forwarded(Some("http")).as_deref(), Some("http"));
+}
+
 #[test]
 fn headers_of_an_external_client_are_replaced() {
     let headers = headers_for(

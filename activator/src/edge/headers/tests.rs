@@ -27,6 +27,7 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         https_port: None,
         hsts: None,
         tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
+        tcp_idle_timeout: None,
     };
     PodRequestContext {
         sender,

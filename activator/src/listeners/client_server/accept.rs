@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 use super::{AcceptedProtocol, ClientConnectionServer};
 use crate::{
     clients::connections::ClientConnection,
-    entrypoint::{ClientTransport, Entrypoint},
+    entrypoint::{ClientTransport, Entrypoint, TrafficOrigin},
     routes::service::PortProtocol,
     tcp_socket::{self, ResettingStream},
 };
@@ -176,6 +176,7 @@ fn may_accept(
     peer: SocketAddr,
     edge: &EdgeSettings,
 ) -> bool {
-    let is_trusted = entrypoint == Entrypoint::External && edge.is_trusted_proxy(peer.ip());
+    let is_outside = entrypoint.traffic_origin() == TrafficOrigin::External;
+    let is_trusted = is_outside && edge.is_trusted_proxy(peer.ip());
     is_trusted || client_connection.try_assign_client(peer.ip())
 }

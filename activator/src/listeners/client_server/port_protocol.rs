@@ -35,6 +35,7 @@ impl ClientConnectionServer {
     pub(super) fn entrypoint_protocol(&self, entrypoint: Entrypoint) -> PortProtocol {
         match entrypoint {
             Entrypoint::Service(port) => self.forwarder.port_protocol(port),
+            Entrypoint::GatewayPort(port) => self.forwarder.gateway_port_protocol(port),
             Entrypoint::Internal | Entrypoint::External => PortProtocol::Http,
         }
     }
@@ -67,7 +68,8 @@ impl ClientConnectionServer {
             if !matches!(protocol, PortProtocol::Unknown) {
                 return protocol;
             }
-            if has_sent_request_line(stream) {
+            let may_be_http = matches!(entrypoint, Entrypoint::Service(_));
+            if may_be_http && has_sent_request_line(stream) {
                 return PortProtocol::Http;
             }
             if begun.elapsed() >= UNKNOWN_PROTOCOL_TIMEOUT {

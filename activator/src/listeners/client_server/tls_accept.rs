@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
-use common::link::error_chain;
+use common::{link::error_chain, wire::NamespacedName};
 use rustls::{ServerConfig, server::Acceptor};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -21,7 +21,7 @@ use crate::{
     },
     edge::client_certificate::describe_certificate,
     metrics::{HandshakeResult, TlsMetrics},
-    routes::index::HandshakeRules,
+    routes::{index::HandshakeRules, service::RoutedService},
 };
 
 /// Alert `unrecognized_name` (RFC 6066 §3).
@@ -76,6 +76,14 @@ impl HandshakeError {
     }
 }
 
+/// Stream whose handshake is complete, with what its host is for.
+#[derive(Debug)]
+pub(super) struct AcceptedTls {
+    pub(super) stream: AcceptedStream,
+    /// Service that gets the bytes as raw TCP; `None`: they are HTTP.
+    pub(super) tcp_service: Option<Arc<RoutedService>>,
+}
+
 /// Guard that counts a handshake once. One that is dropped before its end was closed in favour of other connections.
 struct HandshakeGuard<'a> {
     metrics: &'a TlsMetrics,
@@ -92,20 +100,24 @@ impl ClientConnectionServer {
     /// Completes the handshake of a client, and registers at `connection` what the client has shown if its host asks
     /// for that. `None`: the handshake has failed, and the connection is closed.
     ///
-    /// One deadline bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
+    /// `local` names the certificate of a connection to a service's own port, whatever name the client asks for.
+    ///
+    /// `deadline` bounds all steps. Meanwhile the connection is idle, so it is among those that are closed first at
     /// the bound on all connections.
     pub(super) async fn accept_tls(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
         connection: &ClientConnection,
-    ) -> Option<AcceptedStream> {
+        deadline: Instant,
+        local: Option<&NamespacedName>,
+    ) -> Option<AcceptedTls> {
         let mut guard = HandshakeGuard { metrics: &self.forwarder.metrics.tls, result: None };
-        let deadline = Instant::now() + self.connections.budget.handshake_timeout;
-        let error = match timeout_at(deadline, self.run_handshake(stream, connection)).await {
-            Ok(Ok(stream)) => {
+        let handshake = self.run_handshake(stream, connection, local);
+        let error = match timeout_at(deadline, handshake).await {
+            Ok(Ok(accepted)) => {
                 guard.result = Some(HandshakeResult::Complete);
-                return Some(stream);
+                return Some(accepted);
             }
             Ok(Err(error)) => error,
             Err(_late) => HandshakeError::Io(io::ErrorKind::TimedOut.into()),
@@ -126,16 +138,33 @@ impl ClientConnectionServer {
         &self,
         stream: TcpStream,
         connection: &ClientConnection,
-    ) -> Result<AcceptedStream, HandshakeError> {
+        local: Option<&NamespacedName>,
+    ) -> Result<AcceptedTls, HandshakeError> {
         // Methods of HTTP begin with a capital letter, and no message of TLS does.
         if self.peek_first_byte(&stream).await?.is_ascii_uppercase() {
             return Err(HandshakeError::PlainHttp(stream));
         }
         let start = LazyConfigAcceptor::new(Acceptor::default(), BoundedTcp::new(stream)).await?;
         let name = start.client_hello().server_name().map(normalize_name);
-        let rules = name.as_deref().map(|it| self.forwarder.routes.handshake_rules(it));
-        let rules = rules.unwrap_or_default();
-        let config = match self.choose_config(&rules, name.as_deref()) {
+        // The rules of a host are for connections from outside.
+        let outside = name.as_deref().filter(|_| local.is_none());
+        let routes = &self.forwarder.routes;
+        if let Some(name) = outside.filter(|it| routes.passthrough_service(it).is_some()) {
+            // The table did not name it so when the ClientHello was looked at, or it came too late. The certificate of
+            // another host would be a wrong answer.
+            let error = HandshakeError::NoCertificate(name.to_owned());
+            let mut stream = start.io;
+            let _ = stream.write_all(&alert_record(&error)).await;
+            return Err(error);
+        }
+        let rules = outside.map(|it| routes.handshake_rules(it)).unwrap_or_default();
+        let chosen = match local {
+            Some(certificate) => self.local_config(certificate),
+            None => self.choose_config(&rules, name.as_deref()),
+        };
+        let config = match chosen {
+            // The gateway knows no protocol of the pod's, and must not choose HTTP for it.
+            Ok(config) if rules.tcp_service.is_some() => without_alpn(&config),
             Ok(config) => config,
             Err(error) => {
                 let mut stream = start.io;
@@ -154,7 +183,7 @@ impl ClientConnectionServer {
             let host = name.unwrap_or_default().into();
             connection.set_client_auth_result(ClientAuthResult { host, client_auth, certificate });
         }
-        Ok(AcceptedStream::from(stream))
+        Ok(AcceptedTls { stream: stream.into(), tcp_service: rules.tcp_service })
     }
 
     /// Chooses the settings of a handshake for a client that asks for this name. Without the authorities that its host
@@ -176,9 +205,18 @@ impl ClientConnectionServer {
         ca.config(&certificate, client_auth.is_optional).map_err(HandshakeError::Settings)
     }
 
+    /// Returns the settings of a handshake for names inside the cluster. No other certificate takes the place of
+    /// theirs, since clients would not trust it.
+    fn local_config(&self, name: &NamespacedName) -> Result<Arc<ServerConfig>, HandshakeError> {
+        let certificate = self.forwarder.certificates.find(name);
+        let certificate =
+            certificate.ok_or_else(|| HandshakeError::NoCertificate(name.to_string()))?;
+        Ok(Arc::clone(&certificate.config))
+    }
+
     /// Waits for the client's first byte, which stays unread. Fails if none comes before the client closes, or soon
     /// after the activator has stopped: a silent client must not delay that.
-    async fn peek_first_byte(&self, stream: &TcpStream) -> io::Result<u8> {
+    pub(super) async fn peek_first_byte(&self, stream: &TcpStream) -> io::Result<u8> {
         let mut first = [0];
         let count = {
             let peek = stream.peek(&mut first);
@@ -197,6 +235,13 @@ impl ClientConnectionServer {
         }
         Ok(first[0])
     }
+}
+
+/// Settings of a handshake that selects no protocol, whatever the client offers.
+fn without_alpn(config: &ServerConfig) -> Arc<ServerConfig> {
+    let mut config = config.clone();
+    config.alpn_protocols.clear();
+    Arc::new(config)
 }
 
 /// Record with the fatal alert for a handshake that ends before the activator has sent anything. Clients of every

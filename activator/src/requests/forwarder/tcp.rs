@@ -1,12 +1,15 @@
 //! Shell: a raw TCP connection, from its accept to its end. It is one request for the service of its port.
 //!
+//! The port is the service's own one at the activators, or its gateway port. At the gateway's port of TLS, the host of
+//! the handshake names the service.
+//!
 //! It waits for a pod as a request of HTTP does, with the same bounds and timeouts. Nothing is read meanwhile, so a
 //! failed dial can be repeated, and the server may speak first. A failure has no response, so the client gets a reset.
 
 use std::{
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::wire::{AppProtocol, NamespacedName};
@@ -16,7 +19,7 @@ use tracing::{debug, info};
 use super::{RequestForwarder, forwarding::connect_to_pod};
 use crate::{
     budget::REQUEST_OVERHEAD_BYTES,
-    clients::connections::ClientConnection,
+    clients::{client_stream::AcceptedStream, connections::ClientConnection},
     clock::random_u64,
     entrypoint::Entrypoint,
     metrics::{TcpConnectionCounters, TcpConnectionEnd},
@@ -27,12 +30,75 @@ use crate::{
         route_choice::{check_target, pick_target},
         splice_pipes::SplicePipes,
         tcp_failure_log::TcpFailureLog,
-        tcp_relay::relay_tcp,
+        tcp_relay::{RelayActivity, TcpRelayError, relay_tcp},
+        tls_relay::relay_tls,
     },
     revisions::revision::{ActivatorRevision, PodPermit, QueueEntry},
     routes::service::{PortProtocol, RoutedService},
     tcp_socket::{self, ResettingStream},
 };
+
+/// Request of raw TCP, which is one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpRequest<'a> {
+    /// Service whose pods take the connection.
+    pub service: &'a RoutedService,
+    /// Entrypoint that the connection came in by.
+    pub entrypoint: Entrypoint,
+    /// Address of the client.
+    pub client: IpAddr,
+    /// Idle deadline: the connection is reset once no byte has passed for so long; `None`: never.
+    pub idle_timeout: Option<Duration>,
+}
+
+/// Connection of a client of raw TCP. It is reset when it is dropped before its end.
+#[derive(Debug)]
+pub struct TcpClientStream(TcpClientTransport);
+
+#[derive(Debug)]
+enum TcpClientTransport {
+    Plain(ResettingStream),
+    Tls(AcceptedStream),
+}
+
+impl From<TcpStream> for TcpClientStream {
+    fn from(stream: TcpStream) -> Self {
+        Self(TcpClientTransport::Plain(ResettingStream::new(stream)))
+    }
+}
+
+impl TcpClientStream {
+    /// Wraps a connection whose bytes pass within TLS. `None`: the client is gone.
+    pub fn over_tls(stream: AcceptedStream) -> Option<Self> {
+        tcp_socket::set_reset_on_close(stream.tcp(), true).ok()?;
+        Some(Self(TcpClientTransport::Tls(stream)))
+    }
+
+    fn tcp(&self) -> &TcpStream {
+        match &self.0 {
+            TcpClientTransport::Plain(stream) => stream.stream(),
+            TcpClientTransport::Tls(stream) => stream.tcp(),
+        }
+    }
+
+    /// Passes bytes on between the client and a pod, until both have ended theirs or one has broken off.
+    async fn relay(
+        self,
+        pod: &TcpStream,
+        pipes: &SplicePipes,
+        activity: &RelayActivity,
+    ) -> Result<(), TcpRelayError> {
+        match self.0 {
+            TcpClientTransport::Plain(stream) => {
+                relay_tcp(stream.stream(), pod, pipes, activity).await?;
+                stream.close();
+                Ok(())
+            }
+            // Boxed, so that a connection without TLS holds no memory for it.
+            TcpClientTransport::Tls(stream) => Box::pin(relay_tls(stream, pod, activity)).await,
+        }
+    }
+}
 
 /// State that all raw TCP connections share.
 #[derive(Debug, Default)]
@@ -72,22 +138,26 @@ impl RequestForwarder {
         }
     }
 
+    /// Protocol of the connections to a gateway port. Each is raw TCP; `Unknown`: no service has the port any more.
+    pub fn gateway_port_protocol(&self, port: u16) -> PortProtocol {
+        let service = self.routes.service_by_gateway_port(port);
+        service.map_or(PortProtocol::Unknown, PortProtocol::RawTcp)
+    }
+
     /// Serves a raw TCP connection until it has ended. The caller counts it as a request of `connection` meanwhile: one
     /// with a request is never closed in favour of a new one.
     pub async fn serve_tcp(
         &self,
-        stream: TcpStream,
-        service: &RoutedService,
-        client: IpAddr,
+        stream: TcpClientStream,
+        request: TcpRequest<'_>,
         connection: &Arc<ClientConnection>,
     ) {
         let counters = &self.metrics.tcp_connections;
         let mut guard = TcpConnectionGuard { counters, end: TcpConnectionEnd::CutOff };
-        let stream = ResettingStream::new(stream);
-        guard.end = match self.forward_tcp(stream, service, client, connection).await {
+        guard.end = match self.forward_tcp(stream, request, connection).await {
             Ok(end) => end,
             Err(failure) => {
-                self.tcp.log_failure(&service.name, client, &failure);
+                self.tcp.log_failure(&request.service.name, request.client, &failure);
                 TcpConnectionEnd::Failed
             }
         };
@@ -95,25 +165,26 @@ impl RequestForwarder {
 
     async fn forward_tcp(
         &self,
-        stream: ResettingStream,
-        service: &RoutedService,
-        client: IpAddr,
+        stream: TcpClientStream,
+        request: TcpRequest<'_>,
         connection: &Arc<ClientConnection>,
     ) -> Result<TcpConnectionEnd, ProxyRequestError> {
-        let (permit, pod) = match self.wait_for_pod(&stream, service, client, connection).await? {
+        let (permit, pod) = match self.wait_for_pod(stream.tcp(), request, connection).await? {
             TcpWaitEnd::Connected(permit, pod) => (permit, pod),
             TcpWaitEnd::Ended(end) => return Ok(end),
         };
+        // The wait for a pod is no idle time, since its own bound ends it.
+        let activity = RelayActivity::begin();
         let relayed = tokio::select! {
-            relayed = relay_tcp(stream.stream(), pod.stream(), &self.tcp.pipes) => relayed,
+            relayed = stream.relay(pod.stream(), &self.tcp.pipes, &activity) => relayed,
             () = self.close_upgraded.cancelled() => return Ok(TcpConnectionEnd::CutOff),
+            () = activity.wait_idle(request.idle_timeout) => return Ok(TcpConnectionEnd::Idle),
         };
         if let Err(error) = relayed {
             let error = common::link::error_chain(&error);
             debug!(pod = %permit.pod.uid, %error, "TCP connection broke");
             return Ok(TcpConnectionEnd::Reset);
         }
-        stream.close();
         pod.close();
         Ok(TcpConnectionEnd::Complete)
     }
@@ -121,15 +192,14 @@ impl RequestForwarder {
     /// Waits until a pod has accepted a connection for this one, for at most the time that a request of HTTP may wait.
     async fn wait_for_pod(
         &self,
-        stream: &ResettingStream,
-        service: &RoutedService,
-        client: IpAddr,
+        stream: &TcpStream,
+        request: TcpRequest<'_>,
         connection: &Arc<ClientConnection>,
     ) -> Result<TcpWaitEnd, ProxyRequestError> {
+        let TcpRequest { service, entrypoint, client, .. } = request;
         let target = pick_target(service, random_u64())?;
-        let settings = check_target(target, Entrypoint::Service(service.port), Some(client))?;
+        let settings = check_target(target, entrypoint, Some(client))?;
         let revision = &target.revision;
-        let stream = stream.stream();
         if let Err(error) = tcp_socket::keep_urgent_inline(stream) {
             debug!(%client, %error, "client gone at once");
             return Ok(TcpWaitEnd::Ended(TcpConnectionEnd::Cancelled));

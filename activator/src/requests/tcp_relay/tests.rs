@@ -26,7 +26,7 @@ fn start_relay(
 ) -> JoinHandle<Result<(), TcpRelayError>> {
     tokio::spawn(async move {
         let pipes = SplicePipes::default();
-        relay_tcp(client.stream(), pod.stream(), &pipes).await?;
+        relay_tcp(client.stream(), pod.stream(), &pipes, &RelayActivity::begin()).await?;
         client.close();
         pod.close();
         Ok(())

@@ -151,6 +151,7 @@ fn plain_service(backend: &PlainBackend, context: &Arc<RevisionContext>) -> Rout
         path_since: Instant::now(),
         protocol: Some(backend.protocol),
         service_port: None,
+        serves_local_tls: false,
         port: 0,
         hosts: Box::default(),
         gateway_rules: None,

@@ -12,7 +12,8 @@ use common::{
     link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
     wire::{
-        self, GatewayHostKey, HttpChallenge, NamespacedName, RouteChange, RouteKey, RoutingPhase,
+        self, DomainProtocol, GatewayHostKey, HttpChallenge, NamespacedName, RouteChange, RouteKey,
+        RoutingPhase,
     },
 };
 use prometheus_client::metrics::counter::Counter;
@@ -29,7 +30,7 @@ use crate::{
         gateway_rules::GatewayHostRules,
         index_entries::{HostIndexEntry, NameIndexEntry},
         ruled_hosts::RuledHosts,
-        service::{RoutedService, ServiceMatch, TrafficShare},
+        service::{OpenPorts, RoutedService, ServiceMatch, TrafficShare},
     },
 };
 
@@ -38,7 +39,12 @@ use crate::{
 pub(super) struct RouteIndexState {
     pub(super) services: HashSet<NameIndexEntry<RoutedService>>,
     pub(super) by_port: HashMap<u16, Arc<RoutedService>>,
+    /// Services by their gateway port; few have one.
+    /// Should a table list one twice, the service that is first by name has it, as a host.
+    pub(super) by_gateway_port: BTreeMap<(u16, NamespacedName), Arc<RoutedService>>,
     pub(super) by_host: HashSet<HostIndexEntry>,
+    /// Number of hosts whose TLS is passed through.
+    pub(super) passthrough_hosts: usize,
     /// Responses to challenges of authorities, by host, each with the service that has it.
     pub(super) challenges: HashMap<Box<str>, Vec<(HttpChallenge, NamespacedName)>>,
     /// Hosts with path rules or wildcards, which are not in `by_host`.
@@ -77,7 +83,7 @@ impl RouteIndexState {
         Self { early_ready_pods, ..Self::default() }
     }
 
-    /// Adds or replaces a service. Returns true if its port has changed.
+    /// Adds or replaces a service. Returns true if one of its ports has changed.
     pub(super) fn set_service(
         &mut self,
         entry: wire::ServiceEntry,
@@ -87,7 +93,7 @@ impl RouteIndexState {
         // again.
         let same_path = |it: &&NameIndexEntry<RoutedService>| it.0.path == entry.connection_path;
         let since = self.services.get(&entry.name).filter(same_path).map(|it| it.0.path_since);
-        let port_before = self.remove_service(&entry.name);
+        let ports_before = self.remove_service(&entry.name);
         let targets = entry.targets.into_iter().map(|target| TrafficShare {
             revision: self.get_or_create_revision(&target.revision, context),
             percent: target.percent,
@@ -99,25 +105,30 @@ impl RouteIndexState {
             path_since: since.unwrap_or_else(Instant::now),
             protocol: entry.protocol,
             service_port: entry.uses_pod_ports.then_some(entry.port),
+            serves_local_tls: entry.serves_local_tls,
             port: entry.activator_port.get(),
             hosts: entry.hosts.into_iter().map(Into::into).collect(),
             gateway_rules: entry.gateway_rules,
         });
         // The entries of the service's former state are gone, so that only those of other services can be in the way.
         self.by_port.insert(service.port, Arc::clone(&service));
+        if let Some(port) = service.gateway_port() {
+            self.by_gateway_port.insert((port, service.name.clone()), Arc::clone(&service));
+        }
         for host_index in 0..service.hosts.len() + service.domains().len() {
             if service.nth_path_rule(host_index).is_none() {
                 self.add_host(HostIndexEntry { service: Arc::clone(&service), host_index });
             }
         }
+        self.passthrough_hosts += service.passthrough_hosts();
         for challenge in service.challenges() {
             let of_host = self.challenges.entry(challenge.host.as_str().into()).or_default();
             of_host.push((challenge.clone(), service.name.clone()));
         }
         self.ruled_hosts.add_service(&service);
-        let port = service.port;
+        let ports = service.open_ports();
         self.services.insert(NameIndexEntry(service));
-        port_before != Some(port)
+        ports_before != Some(ports)
     }
 
     /// Adds or replaces the rules of the Gateway API for a host.
@@ -131,16 +142,20 @@ impl RouteIndexState {
         self.gateway_hosts.insert(key, Arc::new(rules));
     }
 
-    /// Removes a service. Returns the port that it had.
-    pub(super) fn remove_service(&mut self, name: &NamespacedName) -> Option<u16> {
+    /// Removes a service. Returns the ports that it had.
+    pub(super) fn remove_service(&mut self, name: &NamespacedName) -> Option<OpenPorts> {
         let NameIndexEntry(old) = self.services.take(name)?;
-        // Another service may have got the port or the host in the same batch.
+        // Another service may have got a port or the host in the same batch.
         if self.by_port.get(&old.port).is_some_and(|it| Arc::ptr_eq(it, &old)) {
             self.by_port.remove(&old.port);
+        }
+        if let Some(port) = old.gateway_port() {
+            self.by_gateway_port.remove(&(port, old.name.clone()));
         }
         for host in (0..).map_while(|at| old.nth_host(at)) {
             self.remove_host(host, &old);
         }
+        self.passthrough_hosts -= old.passthrough_hosts();
         for challenge in old.challenges() {
             if let Some(of_host) = self.challenges.get_mut(challenge.host.as_str()) {
                 of_host.retain(|(_, service)| *service != old.name);
@@ -148,7 +163,7 @@ impl RouteIndexState {
         }
         self.challenges.retain(|_, of_host| !of_host.is_empty());
         self.ruled_hosts.remove_service(&old);
-        Some(old.port)
+        Some(old.open_ports())
     }
 
     /// Adds a host. The controller lists each host once. Should a table list one twice, the service that is first by
@@ -177,13 +192,28 @@ impl RouteIndexState {
     /// Rules of the Gateway API for a host. A host of a Route or DomainMapping has none, and a wildcard of the Gateway API
     /// takes no host from one of a DomainMapping.
     pub(super) fn gateway_host(&self, is_tls: bool, host: &str) -> Option<Arc<GatewayHostRules>> {
-        if self.by_host.contains(host) || self.ruled_hosts.has_host(host) {
+        // Without the Gateway API, a handshake costs this check only.
+        if self.gateway_hosts.is_empty()
+            || self.by_host.contains(host)
+            || self.ruled_hosts.has_host(host)
+        {
             return None;
         }
         let mut keys = GatewayHostKey::candidates(is_tls, host);
         let found = keys.find_map(|key| self.gateway_hosts.get(&key))?;
         let is_free = found.key().is_exact() || !self.ruled_hosts.covers(host);
         is_free.then(|| Arc::clone(found))
+    }
+
+    /// Service of raw TCP behind a host whose clients speak `protocol`. A handshake shows no path, so a rule of the host
+    /// must be the only one.
+    pub(super) fn tcp_service_of_host(
+        &self,
+        host: &str,
+        protocol: DomainProtocol,
+    ) -> Option<Arc<RoutedService>> {
+        let found = self.match_host(host).or_else(|| self.ruled_hosts.find_only_rule(host))?;
+        found.domain().is_some_and(|it| it.protocol == protocol).then_some(found.service)
     }
 
     fn remove_host(&mut self, host: &str, service: &Arc<RoutedService>) {

@@ -91,7 +91,10 @@ fn a_prefix_is_stripped_with_its_segments_alone() {
     ] {
         assert_eq!(strip(target, depth), Ok(rest.to_owned()), "{target}");
     }
-    assert_eq!(strip("/a//evil.example/", 1), Err(UnclearPath));
+    for host in ["/a//evil.example/", "/a/\\evil.example/", "/a//", "/a/\\"] {
+        assert_eq!(strip(host, 1), Err(UnclearPath), "{host}");
+    }
+    assert_eq!(strip("/a/b\\c", 1), Ok("/b\\c".to_owned()), "no host can begin there");
 }
 
 /// Ways in which servers read a path: the segments that each way sees.

@@ -153,7 +153,11 @@ fn read_stream(bytes: &[u8], profile: ServerProfile) -> StreamReading {
     let count = closing.map_or(read.whole.len(), |at| at + 1);
     let (mut requests, mut start) = (Vec::new(), 0);
     for (head, end) in &read.whole[..count] {
-        requests.push(read_meaning(&bytes[start..head.end], &bytes[head.end..*end]));
+        requests.push(read_meaning(
+            &bytes[start..head.end],
+            &bytes[head.end..*end],
+            head.is_chunked(),
+        ));
         start = *end;
     }
     match closing {
@@ -165,13 +169,12 @@ fn read_stream(bytes: &[u8], profile: ServerProfile) -> StreamReading {
     }
 }
 
-fn read_meaning(head: &[u8], body: &[u8]) -> RequestMeaning {
+fn read_meaning(head: &[u8], body: &[u8], is_chunked: bool) -> RequestMeaning {
     let head = String::from_utf8_lossy(head);
     let head = head.trim_start_matches(['\r', '\n']);
     let mut words = head.lines().next().unwrap_or_default().split([' ', '\t']);
     let mut next_word = || words.find(|word| !word.is_empty()).unwrap_or_default().to_owned();
     let (method, target) = (next_word(), next_word());
-    let is_chunked = head.to_ascii_lowercase().contains("\ntransfer-encoding:");
     let body = if is_chunked { join_chunks(body) } else { body.to_vec() };
     RequestMeaning { method, target, body }
 }

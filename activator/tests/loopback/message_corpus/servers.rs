@@ -40,6 +40,8 @@ struct RelayedConnection {
 /// Responses of a server, as the relay has seen them.
 #[derive(Clone, Copy, Debug, Default)]
 struct ResponseCounts {
+    /// Requests that the activator has forwarded, at least in part.
+    forwarded: usize,
     all: usize,
     /// Responses with a code of 400 and more.
     refusals: usize,
@@ -85,7 +87,7 @@ fn count_responses(connection: &RelayedConnection) -> ResponseCounts {
         up.escape_ascii()
     );
     let refusals = responses.iter().filter(|it| it.status >= 400).count();
-    ResponseCounts { all: responses.len(), refusals }
+    ResponseCounts { forwarded, all: responses.len(), refusals }
 }
 
 /// Returns true for a case whose requests reach a pod whole, or not at all. Go's server responds to `OPTIONS *` itself.
@@ -117,11 +119,17 @@ async fn compare_log(server: &ReferenceServerProcess, log: &Path, logs_refusals:
     wait_until(|| logged().contains("/end")).await;
     let counts = relayed.lock().unwrap().iter().map(count_responses).fold(
         ResponseCounts::default(),
-        |sum, it| ResponseCounts { all: sum.all + it.all, refusals: sum.refusals + it.refusals },
+        |sum, it| ResponseCounts {
+            forwarded: sum.forwarded + it.forwarded,
+            all: sum.all + it.all,
+            refusals: sum.refusals + it.refusals,
+        },
     );
     let unlogged = if logs_refusals { 0 } else { counts.refusals };
     let text = logged();
-    assert_eq!(text.lines().count() + unlogged, counts.all, "{counts:?}\n{text}");
+    // Node and Python log a request once its head is there: also one that ends before its response.
+    let read = text.lines().count() + unlogged;
+    assert!((counts.all..=counts.forwarded).contains(&read), "{read} of {counts:?}\n{text}");
     assert!(!text.contains("/hidden"), "{text}");
     assert!(counts.all - counts.refusals > cases.len() / 4, "{counts:?} of {} cases", cases.len());
 }

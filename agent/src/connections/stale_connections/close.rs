@@ -43,6 +43,8 @@ struct LastClientScan {
     stats: ClientScanStats,
     /// Connections of each client to draining addresses, with the processes in its namespace.
     connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
+    /// Clients of these connections, by pod. Watches read them before each query, far more often than scans write them.
+    clients: BTreeMap<SocketAddr, Vec<SocketAddr>>,
 }
 
 /// Processes in a client's namespace, and positions of its connections by the sockets' cookies.
@@ -54,7 +56,7 @@ impl LastClientScan {
         self.stats.full_scan_cpu = cpu_time;
         let found = clients.iter().map(|client| (client.pids.clone(), client.stale.clone()));
         self.connections = found.collect();
-        self.count_known();
+        self.index_known();
     }
 
     /// Records the result of a scan of the connections with the cookies `scanned`, of which those with the cookies
@@ -65,7 +67,7 @@ impl LastClientScan {
             connections.retain(|it| left.contains(&it.cookie()) || !scanned.contains(&it.cookie()));
         }
         self.connections.retain(|(_, connections)| !connections.is_empty());
-        self.count_known();
+        self.index_known();
     }
 
     /// Returns the known connections among these, by client.
@@ -83,8 +85,14 @@ impl LastClientScan {
         clients.filter(|(_, connections)| !connections.is_empty()).collect()
     }
 
-    fn count_known(&mut self) {
+    /// Counts the known connections, and sorts their clients by pod.
+    fn index_known(&mut self) {
         self.stats.known_connections = self.connections.iter().map(|(_, all)| all.len()).sum();
+        self.clients.clear();
+        for connection in self.connections.iter().flat_map(|(_, connections)| connections) {
+            let (client, pod) = connection_addresses(connection);
+            self.clients.entry(pod).or_default().push(client);
+        }
     }
 }
 
@@ -113,17 +121,12 @@ impl StaleConnectionCloser {
 
     /// Returns the pods of the known connections.
     pub(super) fn known_pods(&self) -> BTreeSet<SocketAddr> {
-        let last_scan = lock(&self.last_scan);
-        let all = last_scan.connections.iter().flat_map(|(_, connections)| connections);
-        all.map(DiagConnection::canonical_peer).collect()
+        lock(&self.last_scan).clients.keys().copied().collect()
     }
 
     /// Returns the clients of the known connections to a pod.
     pub(super) fn known_clients(&self, pod: SocketAddr) -> Vec<SocketAddr> {
-        let last_scan = lock(&self.last_scan);
-        let all = last_scan.connections.iter().flat_map(|(_, connections)| connections);
-        let own = all.filter(|connection| connection.canonical_peer() == pod);
-        own.map(DiagConnection::canonical_local).collect()
+        lock(&self.last_scan).clients.get(&pod).cloned().unwrap_or_default()
     }
 
     /// Closes known connections that stand at these positions, under their locks. Returns the outcome of each that was
@@ -447,8 +450,10 @@ mod tests {
         last.record_known(Duration::ZERO, &[1].into(), &[].into());
         assert_eq!(last.stats.known_connections, 1);
         assert_eq!(last.connections[0].1[0].cookie(), 2);
+        let pod = SocketAddr::from(([10, 0, 0, 2], 80));
+        assert_eq!(last.clients[&pod], [SocketAddr::from(([10, 0, 0, 1], 2))]);
         last.record_known(Duration::ZERO, &[2].into(), &[].into());
-        assert!(last.connections.is_empty());
+        assert!(last.connections.is_empty() && last.clients.is_empty());
     }
 
     #[test]
@@ -462,6 +467,7 @@ mod tests {
         ];
         let closer = StaleConnectionCloser::new("/nonexistent".into(), None);
         lock(&closer.last_scan).connections = connections;
+        lock(&closer.last_scan).index_known();
         assert_eq!(closer.known_pods(), [pod].into());
         assert_eq!(closer.known_clients(pod), [client(1, 1), client(1, 2), client(3, 3)]);
         assert_eq!(closer.known_clients(client(1, 1)), []);

@@ -54,8 +54,8 @@ struct PodWatch {
     task: JoinHandle<()>,
     begun: Instant,
     draining: DrainingAddress,
-    /// True once the pod's agent has responded.
-    is_established: Arc<AtomicBool>,
+    /// True while the pod's agent responds to queries that name all clients of known connections.
+    covers_all_clients: Arc<AtomicBool>,
 }
 
 impl Drop for PodWatch {
@@ -71,7 +71,7 @@ impl PodWatches {
     }
 
     /// Ends the watches of addresses that have changed or no longer drain, and begins those of pods with known
-    /// connections. Returns true if each of these pods is watched.
+    /// connections. Returns true if each of these pods is watched for all its known connections.
     ///
     /// Without a locked close none is watched: a position cannot be compared without the lock.
     pub(super) fn update(
@@ -103,18 +103,43 @@ impl PodWatches {
             are_all_watched &= self
                 .watches
                 .get(&pod)
-                .is_some_and(|it| it.is_established.load(Relaxed) && !is_ended(it));
+                .is_some_and(|it| it.covers_all_clients.load(Relaxed) && !is_ended(it));
         }
         are_all_watched
     }
 
     fn start(&self, now: Instant, pod: SocketAddr, draining: DrainingAddress) -> PodWatch {
-        let is_established = Arc::new(AtomicBool::new(false));
-        let (closer, metrics) = (self.closer.clone(), self.metrics.clone());
-        let round =
-            WatchRound { pod, draining, closer, metrics, is_established: is_established.clone() };
+        let covers_all_clients = Arc::new(AtomicBool::new(false));
+        let round = WatchRound {
+            pod,
+            draining,
+            closer: self.closer.clone(),
+            metrics: self.metrics.clone(),
+            covers_all_clients: Arc::clone(&covers_all_clients),
+        };
         let task = tokio::spawn(round.run());
-        PodWatch { task, begun: now, draining, is_established }
+        PodWatch { task, begun: now, draining, covers_all_clients }
+    }
+}
+
+/// Clients that the newest query of a watch names.
+#[derive(Debug, Default)]
+struct NamedClients {
+    clients: BTreeSet<SocketAddr>,
+    /// True if the query names all clients of known connections.
+    are_all: bool,
+}
+
+impl NamedClients {
+    /// Cuts the known clients to those that the next query names. Returns true if the last query has not named one of
+    /// these.
+    fn name(&mut self, known: &mut Vec<SocketAddr>) -> bool {
+        self.are_all = known.len() <= idle::QUERY_ADDRESSES_MAX;
+        known.truncate(idle::QUERY_ADDRESSES_MAX);
+        let clients: BTreeSet<_> = known.iter().copied().collect();
+        let has_new = !clients.is_subset(&self.clients);
+        self.clients = clients;
+        has_new
     }
 }
 
@@ -124,13 +149,13 @@ struct WatchRound {
     draining: DrainingAddress,
     closer: StaleConnectionCloser,
     metrics: AgentMetrics,
-    is_established: Arc<AtomicBool>,
+    covers_all_clients: Arc<AtomicBool>,
 }
 
 impl WatchRound {
     /// Runs until no connection to the pod is known, or its agent does not respond.
     async fn run(self) {
-        let (mut closes, mut named) = (IdleCloses::default(), BTreeSet::new());
+        let (mut closes, mut named) = (IdleCloses::default(), NamedClients::default());
         // The first response comes at once, and shows that the pod's agent knows the query.
         let (mut after, mut wait) = (0, Duration::ZERO);
         loop {
@@ -138,17 +163,16 @@ impl WatchRound {
             if clients.is_empty() {
                 return;
             }
-            // The others follow once some of these have closed. Until then scans find them.
-            clients.truncate(idle::QUERY_ADDRESSES_MAX);
             // The last event may be newer than that of a client that was not named. A repeated position costs an attempt.
-            if clients.iter().any(|client| !named.contains(client)) {
-                named = clients.iter().copied().collect();
+            if named.name(&mut clients) {
                 after = 0;
             }
             let query = query_idle(self.pod, after, wait, &clients);
             match self.close_until(&mut closes, query).await {
                 Ok(updates) => {
-                    self.is_established.store(true, Relaxed);
+                    // Clients that are not named follow once others have closed, which may never be. So scans for
+                    // them stay frequent.
+                    self.covers_all_clients.store(named.are_all, Relaxed);
                     (after, wait) = (updates.newest, QUERY_WAIT);
                     self.plan_closes(&mut closes, updates);
                     self.close_until(&mut closes, sleep(QUERY_PAUSE)).await;
@@ -171,7 +195,8 @@ impl WatchRound {
         }
     }
 
-    /// Returns the result of a query. Meanwhile it closes what is due.
+    /// Returns the result of a query. Meanwhile it closes what is due. The query goes on during that: walks over the
+    /// sockets of many clients take longer than its timeout.
     async fn close_until<T>(&self, closes: &mut IdleCloses, query: impl Future<Output = T>) -> T {
         let mut query = pin!(query);
         loop {
@@ -185,8 +210,19 @@ impl WatchRound {
             tokio::select! {
                 // A response that is ready must not keep a close from its moment.
                 biased;
-                () = next_attempt => self.close_due(closes).await,
+                () = next_attempt => {}
                 result = &mut query => return result,
+            }
+            let mut closing = pin!(self.close_due(closes));
+            let mut early_result = None;
+            loop {
+                tokio::select! {
+                    () = &mut closing => break,
+                    result = &mut query, if early_result.is_none() => early_result = Some(result),
+                }
+            }
+            if let Some(result) = early_result {
+                return result;
             }
         }
     }
@@ -198,6 +234,7 @@ impl WatchRound {
         let outcomes = self.closer.clone().close_at_positions(due.clone()).await;
         let closed = outcomes.values().filter(|it| **it == PositionOutcome::Closed).count() as u64;
         self.metrics.connections_closed.inc_by(closed);
+        self.metrics.connections_closed_by_report.inc_by(closed);
         debug!(pod = %self.pod, tried = due.len(), ended = closed, "idle connections closed");
         closes.record(Instant::now(), begun.elapsed(), &due, &outcomes);
     }
@@ -206,6 +243,7 @@ impl WatchRound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::locked_close::IdlePosition;
 
     #[tokio::test]
     async fn without_known_connections_or_a_locked_close_no_pod_is_watched() {
@@ -213,5 +251,53 @@ mod tests {
         let mut watches = PodWatches::new(closer, AgentMetrics::new().0);
         assert!(!watches.update(Instant::now(), &BTreeMap::new()));
         assert!(watches.watches.is_empty());
+    }
+
+    #[test]
+    fn a_query_goes_on_while_connections_are_closed() {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_time().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            // The only thread for closes is not free before the query has come to its end.
+            let (free, is_free) = std::sync::mpsc::channel::<()>();
+            let thread = tokio::task::spawn_blocking(move || is_free.recv());
+            let (client, pod) = (([10, 0, 0, 9], 1).into(), ([10, 0, 0, 1], 80).into());
+            let round = WatchRound {
+                pod,
+                draining: DrainingAddress { since: Instant::now(), phase: None },
+                closer: StaleConnectionCloser::new("/nonexistent".into(), None),
+                metrics: AgentMetrics::new().0,
+                covers_all_clients: Arc::default(),
+            };
+            let mut closes = IdleCloses::default();
+            closes.add(Instant::now(), (client, pod), IdlePosition { client_seq: 1, pod_seq: 1 });
+            let query = async move {
+                // Long enough for the attempt to begin.
+                sleep(Duration::from_millis(100)).await;
+                free.send(()).expect("the thread waits");
+                "response"
+            };
+            let result = tokio::time::timeout(PATIENCE, round.close_until(&mut closes, query));
+            assert_eq!(result.await.expect("the query must not wait for the close"), "response");
+            assert_eq!(closes.next_wake(), None, "the attempt was made");
+            thread.await.expect("no panic").expect("the query has sent");
+        });
+    }
+
+    #[test]
+    fn a_query_tells_if_it_names_a_client_that_the_one_before_did_not_and_if_it_names_all() {
+        let clients = |ports: std::ops::RangeInclusive<u16>| -> Vec<SocketAddr> {
+            ports.map(|port| ([10, 0, 0, 9], port).into()).collect()
+        };
+        let most = idle::QUERY_ADDRESSES_MAX as u16;
+        let mut named = NamedClients::default();
+        assert!(named.name(&mut clients(1..=most)) && named.are_all);
+        assert!(!named.name(&mut clients(1..=most)) && named.are_all, "the same");
+        assert!(!named.name(&mut clients(2..=most)), "one has closed");
+        assert!(named.name(&mut clients(1..=most)), "events of the first one were passed over");
+        let mut known = clients(1..=most + 1);
+        assert!(!named.name(&mut known) && !named.are_all, "the last one does not fit");
+        assert_eq!(known, clients(1..=most));
     }
 }

@@ -32,8 +32,10 @@ impl KernelEventRing {
         ring.map_err(|source| open_error(pins, maps::EVENTS, source))
     }
 
-    /// Returns the next event, if there is one. Events of idle connections before it can be
-    /// [taken](Self::take_idle) afterwards. Bytes of another size are skipped, as events are hints.
+    /// Returns the next event, if there is one. One of an idle connection has only kind, port and namespace here. As a
+    /// whole it can be [taken](Self::take_idle) afterwards. Bytes of another size are skipped, as events are hints.
+    ///
+    /// One event a call, so that a caller can bound the time that it spends on busy pods.
     #[allow(
         clippy::should_implement_trait,
         reason = "an iterator would seem to end; this one goes on when the ring fills again"
@@ -43,7 +45,10 @@ impl KernelEventRing {
             if let Some(event) = decode_event(&item) {
                 return Some(event);
             }
-            self.idle.extend(decode_idle_event(&item));
+            if let Some(event) = decode_idle_event(&item) {
+                self.idle.push(event);
+                return Some(summarize_idle_event(&event));
+            }
         }
         None
     }
@@ -93,6 +98,16 @@ fn decode_idle_event(bytes: &[u8]) -> Option<abi::IdleEvent> {
     })
 }
 
+/// Returns the part of an event of an idle connection that other events have as well.
+fn summarize_idle_event(event: &abi::IdleEvent) -> abi::KernelEvent {
+    abi::KernelEvent {
+        kind: event.kind,
+        port_or_slot: event.pod_port,
+        netns_cookie: event.netns_cookie,
+        at_ns: 0,
+    }
+}
+
 /// Returns four bytes as the number that they are in memory.
 fn half_word(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -124,6 +139,8 @@ mod tests {
         };
         assert_eq!(decode_idle_event(&bytes), Some(expected));
         assert_eq!(decode_event(&bytes), None, "another length");
+        let summary = summarize_idle_event(&expected);
+        assert_eq!((summary.kind, summary.port_or_slot), (abi::EVENT_IDLE, 80));
         assert_eq!(decode_idle_event(&bytes[..24]), None, "another length");
         bytes[0] ^= 0xFF;
         assert_eq!(decode_idle_event(&bytes), None, "another kind");

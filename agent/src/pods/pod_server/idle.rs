@@ -6,8 +6,8 @@
 //! `idle CLIENT PORT CLIENT_SEQ POD_SEQ`: the sequence numbers of the next bytes of the client and of the pod, at which
 //! no request is under way on the client's connection to that port.
 //!
-//! An agent closes a connection only if it stands at this position when it is closed. So a report may be old, and one
-//! that is made up closes nothing that is in use.
+//! An agent closes a connection only if it stands at this position when it is closed. So a report may be old. One that
+//! a process of the pod makes up can only end connections to this pod, which the pod could end itself.
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
@@ -39,13 +39,14 @@ pub(crate) fn encode_query(after: u64, wait: Duration, clients: &[SocketAddr]) -
     first + &super::in_use::encode_query(clients)
 }
 
-/// Parses a query; `None` if it is malformed.
+/// Parses a query; `None` if it is malformed or has too many addresses.
 fn parse_query(query: &str) -> Option<(u64, Duration, BTreeSet<SocketAddr>)> {
     let (first, clients) = query.split_once('\n')?;
     let (after, wait) = first.strip_prefix("after ")?.split_once(" wait ")?;
     let clients: Result<BTreeSet<SocketAddr>, _> = clients.lines().map(str::parse).collect();
+    let clients = clients.ok().filter(|clients| clients.len() <= QUERY_ADDRESSES_MAX)?;
     let wait = Duration::from_millis(wait.parse().ok()?).min(WAIT_MAX);
-    Some((after.parse().ok()?, wait, clients.ok()?))
+    Some((after.parse().ok()?, wait, clients))
 }
 
 fn encode_response(updates: &IdleUpdates) -> String {
@@ -77,9 +78,12 @@ fn parse_position(line: &str) -> Option<(ClientPodPort, IdlePosition)> {
 /// Responds to a query once a connection has become idle.
 pub(super) async fn handle_idle(State(state): State<PodServerState>, query: String) -> Response {
     let Some((after, wait, clients)) = parse_query(&query) else {
-        let rule = "after NUMBER wait MILLISECONDS, then one address and port a line\n";
+        let rule = "after NUMBER wait MILLISECONDS, then one address and port a line";
+        let rule = format!("{rule}, at most {QUERY_ADDRESSES_MAX}\n");
         return (StatusCode::BAD_REQUEST, rule).into_response();
     };
+    // The text would take memory for as long as the query waits.
+    drop(query);
     let Ok(_permit) = state.idle_queries.try_acquire() else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
@@ -113,6 +117,10 @@ mod tests {
         for bad in ["", "10.0.0.1:80\n", "after 1\n", "after 1 wait x\n", "after 1 wait 2\nx\n"] {
             assert_eq!(parse_query(bad), None, "{bad:?}");
         }
+        let ports = 1..=QUERY_ADDRESSES_MAX as u16 + 1;
+        let many: Vec<_> = ports.map(|port| SocketAddr::from(([10, 0, 0, 1], port))).collect();
+        assert_eq!(parse_query(&encode_query(0, wait, &many)), None, "one too many");
+        assert!(parse_query(&encode_query(0, wait, &many[1..])).is_some());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod facts;
 mod hints;
 mod planner_pod;
+mod planner_service;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,7 +16,9 @@ use std::{
 
 use common::{
     link::RouteChanges,
-    wire::{self, AppProtocol, ConnectionPath, NamespacedName, RouteKey, RoutingPhase},
+    wire::{
+        self, AppProtocol, ConnectionPath, LOCAL_TLS_PORT, NamespacedName, RouteKey, RoutingPhase,
+    },
 };
 use datapath::{
     abi::{self, FrontendKey},
@@ -23,7 +26,7 @@ use datapath::{
 };
 use smol_str::SmolStr;
 
-use self::planner_pod::PlannerPod;
+use self::{planner_pod::PlannerPod, planner_service::PlannerService};
 use super::{
     DesiredBackendList,
     cluster_services::{ClusterResource, ClusterServices, affinity_seconds},
@@ -50,19 +53,6 @@ pub struct PlannerTable {
     node_zone: SmolStr,
     /// Services of the cluster, the second source.
     pub(super) cluster: ClusterServices,
-}
-
-#[derive(Debug)]
-struct PlannerService {
-    addresses: Box<[IpAddr]>,
-    port: NonZeroU16,
-    activator_port: NonZeroU16,
-    /// True for a port of a scaled Service: each pod has its own port for it.
-    uses_pod_ports: bool,
-    /// Time for which a client keeps its pod after its last connect, in seconds; 0: not at all.
-    affinity_seconds: u32,
-    /// Number of the Revision whose pods new connections go directly to.
-    direct_revision: Option<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -148,7 +138,7 @@ impl PlannerTable {
     /// Returns the frontends of a service of the RouteTable.
     pub(super) fn frontend_keys(&self, service_number: u32) -> Vec<FrontendKey> {
         let service = self.services.get(service_number);
-        service.addresses.iter().map(|&address| tcp_frontend(address, service.port)).collect()
+        service.own_frontends().chain(service.local_tls_frontends()).collect()
     }
 
     /// Returns the name of a service.
@@ -185,6 +175,8 @@ impl PlannerTable {
             port: entry.port,
             activator_port: entry.activator_port,
             uses_pod_ports: entry.uses_pod_ports,
+            // A port of the service's own is led as the entry says.
+            serves_local_tls: entry.serves_local_tls && entry.port != LOCAL_TLS_PORT,
             affinity_seconds: entry.affinity.map_or(0, affinity_seconds),
             direct_revision,
         };
@@ -308,13 +300,14 @@ impl PlannerTable {
     ///
     /// An IPv6 client reaches pods without an IPv6 address through activators, because each of its sockets can reach
     /// those. It uses mapped addresses of pods only if no activator has an IPv6 address.
+    ///
+    /// Connects to the port of https always go to activators, at the same port there: pods speak no TLS.
     fn desired_routed_lists(
         &self,
         service_number: u32,
         locals: &BTreeMap<String, KernelPodIds>,
     ) -> Vec<(FrontendKey, DesiredBackendList)> {
         let service = self.services.get(service_number);
-        let port_be = service.activator_port.get().to_be();
         let mapped = !self.has_ipv6_activator();
         let each = service.addresses.iter().map(|&address| {
             let pods = self.hinted_pods(service, address.is_ipv6(), mapped);
@@ -330,17 +323,30 @@ impl PlannerTable {
                 0 => RoutingMode::PickBackend,
                 _ => RoutingMode::PickWithAffinity,
             };
-            // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
-            let uses_ipv6 = address.is_ipv6() && self.has_ipv6_activator();
-            let activators = if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 };
-            let list = DesiredBackendList {
-                mode,
-                info: SvcInfo { activators, affinity_seconds: service.affinity_seconds, port_be },
-                backends,
-            };
+            let list =
+                DesiredBackendList { mode, info: self.activator_info(service, address), backends };
             (tcp_frontend(address, service.port), list)
         });
-        each.collect()
+        let local_tls = service.local_tls_addresses().map(|address| {
+            let list = DesiredBackendList {
+                mode: RoutingMode::Activator,
+                info: self.activator_info(service, address),
+                backends: Vec::new(),
+            };
+            (tcp_frontend(address, LOCAL_TLS_PORT), list)
+        });
+        each.chain(local_tls).collect()
+    }
+
+    /// Returns the way to the activators from an address of a service.
+    fn activator_info(&self, service: &PlannerService, address: IpAddr) -> SvcInfo {
+        // IPv4 clients reach IPv4 activators only; IPv6 clients use those if there are no others.
+        let uses_ipv6 = address.is_ipv6() && self.has_ipv6_activator();
+        SvcInfo {
+            activators: if uses_ipv6 { abi::ACTIVATORS_V6 } else { abi::ACTIVATORS_V4 },
+            affinity_seconds: service.affinity_seconds,
+            port_be: service.activator_port.get().to_be(),
+        }
     }
 
     /// Iterates over the pods of a Revision that connects from this node may go to, by uid.

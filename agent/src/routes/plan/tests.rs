@@ -297,6 +297,29 @@ fn a_split_and_the_activator_path_go_to_the_activators() {
     assert_eq!(fixture.kernel.find(&key([10, 96, 0, 2])).unwrap().0, RoutingMode::Activator);
 }
 
+/// Pods speak no TLS, so a ready pod takes connects to the service's own port only.
+#[test]
+fn https_inside_the_cluster_goes_to_the_activators_whatever_the_path() {
+    let mut fixture = PlannerFixture::new();
+    let pods = [pod(7, 1, RoutingPhase::Ready)];
+    let with_tls = ServiceEntry { serves_local_tls: true, ..service(1, ConnectionPath::Direct) };
+    let wanted = table(&[with_tls], &pods, &[activator(1)]);
+    fixture.plan(&wanted);
+    let own = key([10, 96, 0, 1]);
+    let tls = FrontendKey { port_be: 443u16.to_be(), ..own };
+    let to_pod = (RoutingMode::PickBackend, vec![target(7)], 20_001u16.to_be());
+    let to_activators = (RoutingMode::Activator, vec![], 20_001u16.to_be());
+    assert_eq!(fixture.kernel.find(&own), Some(to_pod.clone()));
+    assert_eq!(fixture.kernel.find(&tls), Some(to_activators));
+    assert_eq!(fixture.kernel.all().len(), 4, "two ports of two addresses");
+    let led_to_pod = fixture.planner.table().frontends_of_pod("uid7");
+    assert!(led_to_pod.contains(&own) && !led_to_pod.contains(&tls), "{led_to_pod:?}");
+    let mut other = resumed(&fixture.kernel, &wanted, fixture.now);
+    assert_eq!(other.plan(fixture.now, &BTreeMap::new()), Ok(MapPlan::default()));
+    fixture.plan(&table(&[service(1, ConnectionPath::Direct)], &pods, &[activator(1)]));
+    assert_eq!((fixture.kernel.find(&own), fixture.kernel.find(&tls)), (Some(to_pod), None));
+}
+
 #[test]
 fn a_pod_of_this_node_carries_its_cookie_and_slot() {
     let mut fixture = PlannerFixture::new();

@@ -12,6 +12,21 @@ pub(super) fn parse_secret_name(field: &'static str, text: &str) -> WireResult<N
     }
 }
 
+/// Parses the name of a certificate: that of a Secret, or of a service with its port of TLS.
+pub(super) fn parse_certificate_name(
+    field: &'static str,
+    text: &str,
+) -> WireResult<NamespacedName> {
+    let is_local = |name: &NamespacedName| {
+        name.split_port().is_some_and(|(_service, port)| port == LOCAL_TLS_PORT)
+    };
+    match text.parse::<NamespacedName>() {
+        Ok(name) if is_local(&name) => Ok(name),
+        // The labels of a Secret's name may be longer than those of other objects.
+        Ok(_) | Err(_) => parse_secret_name(field, text),
+    }
+}
+
 impl TryFrom<raw::Certificate> for CertificateEntry {
     type Error = WireError;
     fn try_from(message: raw::Certificate) -> WireResult<Self> {
@@ -20,7 +35,7 @@ impl TryFrom<raw::Certificate> for CertificateEntry {
             let rule = "must be empty together with the key";
             return Err(WireError::new("certificate.chain", chain.len(), rule));
         }
-        let name = parse_secret_name("certificate.name", &name)?;
+        let name = parse_certificate_name("certificate.name", &name)?;
         let material = (!chain.is_empty())
             .then(|| Arc::new(CertificateMaterial { chain, key: PrivateKeyBytes::new(key) }));
         Ok(Self { name, material })

@@ -1,6 +1,10 @@
 //! Pure: conversion of the RouteTable: its items, services, Revisions, activators, nodes and replicas.
 
-use super::{certificates::parse_secret_name, settings::parse_hsts, *};
+use super::{
+    certificates::{parse_certificate_name, parse_secret_name},
+    settings::parse_hsts,
+    *,
+};
 
 impl TryFrom<raw::RouteItem> for RouteItem {
     type Error = WireError;
@@ -61,7 +65,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Node(name) => Self::Node(require_nonempty("gone.node", name)?),
             Key::GatewayHost(key) => Self::GatewayHost(key.parse()?),
             Key::Certificate(name) => {
-                Self::Certificate(parse_secret_name("gone.certificate", &name)?)
+                Self::Certificate(parse_certificate_name("gone.certificate", &name)?)
             }
             Key::ClientCa(name) => Self::ClientCa(parse_secret_name("gone.client_ca", &name)?),
         })
@@ -112,6 +116,7 @@ impl TryFrom<raw::Service> for ServiceEntry {
             protocol: parse_optional_protocol("service.protocol", message.protocol)?,
             uses_pod_ports,
             affinity: parse_optional_ms(message.affinity_ms),
+            serves_local_tls: message.local_tls,
         })
     }
 }
@@ -168,6 +173,7 @@ impl From<ServiceEntry> for raw::Service {
             scaled,
             affinity_ms: value.affinity.map_or(0, to_ms),
             protocol: value.protocol.map_or(raw::Protocol::Unspecified as i32, raw_protocol),
+            local_tls: value.serves_local_tls,
         }
     }
 }
@@ -200,10 +206,22 @@ impl TryFrom<raw::Ingress> for GatewayRules {
         let domains = message.domains.into_iter().chain(message.guarded_domains);
         let unruled = domains.map(MappedDomain::try_from);
         let ruled = message.ruled_domains.into_iter().map(parse_ruled_domain);
-        let mapped_domains = unruled.chain(ruled).collect::<WireResult<_>>()?;
+        let passed = message.passthrough_domains.into_iter();
+        let passed = passed.map(|it| parse_tcp_domain(it, DomainProtocol::TlsPassthrough));
+        let of_tcp = message.tcp_domains.into_iter();
+        let of_tcp = of_tcp.map(|it| parse_tcp_domain(it, DomainProtocol::TcpOverTls));
+        let all = unruled.chain(ruled).chain(passed).chain(of_tcp);
+        let mapped_domains = all.collect::<WireResult<_>>()?;
         let challenges = message.challenges.into_iter().map(HttpChallenge::try_from);
         let challenges = challenges.collect::<WireResult<_>>()?;
-        Ok(Self { redirects_to_https: message.redirects, mapped_domains, tag_routing, challenges })
+        Ok(Self {
+            redirects_to_https: message.redirects,
+            mapped_domains,
+            tag_routing,
+            challenges,
+            reserved_hosts: message.reserved_hosts,
+            gateway_port: parse_optional_port("ingress.gateway_port", message.gateway_port)?,
+        })
     }
 }
 
@@ -216,15 +234,30 @@ impl From<GatewayRules> for raw::Ingress {
             }
             TagRouting::ServeTag(own) => Tags::Tag(own),
         });
-        let (ruled, unruled): (Vec<_>, Vec<_>) =
-            value.mapped_domains.into_iter().partition(|it| it.path_rule.is_some());
-        let (guarded, open): (Vec<_>, Vec<_>) =
-            unruled.into_iter().partition(|it| it.client_auth.is_some());
-        let [domains, guarded_domains, ruled_domains] =
-            [open, guarded, ruled].map(|all| all.into_iter().map(Into::into).collect());
-        let redirects = value.redirects_to_https;
-        let challenges = value.challenges.into_iter().map(Into::into).collect();
-        Self { redirects, domains, guarded_domains, ruled_domains, tags, challenges }
+        let mut lists: [Vec<raw::Domain>; 5] = Default::default();
+        for domain in value.mapped_domains {
+            let list = match domain.protocol {
+                DomainProtocol::TcpOverTls => 4,
+                DomainProtocol::TlsPassthrough => 3,
+                DomainProtocol::Http if domain.path_rule.is_some() => 2,
+                DomainProtocol::Http if domain.client_auth.is_some() => 1,
+                DomainProtocol::Http => 0,
+            };
+            lists[list].push(domain.into());
+        }
+        let [domains, guarded_domains, ruled_domains, passthrough_domains, tcp_domains] = lists;
+        Self {
+            redirects: value.redirects_to_https,
+            domains,
+            guarded_domains,
+            ruled_domains,
+            passthrough_domains,
+            tcp_domains,
+            tags,
+            challenges: value.challenges.into_iter().map(Into::into).collect(),
+            gateway_port: value.gateway_port.map_or(0, |port| port.get().into()),
+            reserved_hosts: value.reserved_hosts,
+        }
     }
 }
 
@@ -258,6 +291,14 @@ fn parse_ruled_domain(mut message: raw::Domain) -> WireResult<MappedDomain> {
     Ok(MappedDomain { path_rule: Some(PathRule { prefix, strips_prefix }), ..domain })
 }
 
+/// Parses a domain of raw TCP. A handshake shows no path, so that the domain has all paths.
+fn parse_tcp_domain(message: raw::Domain, protocol: DomainProtocol) -> WireResult<MappedDomain> {
+    let domain = MappedDomain::try_from(message)?;
+    // Hosts below a wildcard are found by their rules only.
+    let path_rule = wildcard_suffix(&domain.host).map(|_| PathRule::default());
+    Ok(MappedDomain { protocol, path_rule, ..domain })
+}
+
 impl TryFrom<raw::Domain> for MappedDomain {
     type Error = WireError;
     /// Parses a domain that is not among `ruled_domains`.
@@ -281,6 +322,7 @@ impl TryFrom<raw::Domain> for MappedDomain {
             client_auth: message.client_auth.map(ClientAuth::try_from).transpose()?,
             hsts: parse_hsts("domain.hsts", &message.hsts)?,
             path_rule: None,
+            protocol: DomainProtocol::Http,
         })
     }
 }

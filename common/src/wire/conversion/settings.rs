@@ -1,7 +1,5 @@
 //! Pure: conversion of the settings that hold for all services.
 
-use std::num::NonZeroU16;
-
 use super::{
     super::{
         EdgeSettings, GlobalSettings, HstsPolicy, LogLevel, LogLevels, RequestLogSettings,
@@ -10,7 +8,7 @@ use super::{
     },
     WireError, WireResult,
     certificates::parse_secret_name,
-    raw,
+    parse_optional_ms, parse_optional_port, raw, to_ms,
 };
 use crate::request_log::LogTemplate;
 
@@ -63,9 +61,10 @@ impl TryFrom<raw::Edge> for EdgeSettings {
                 .iter()
                 .map(|name| parse_secret_name("edge.certificates", name))
                 .collect::<WireResult<_>>()?,
-            https_port: parse_https_port(message.https_port)?,
+            https_port: parse_optional_port("edge.https_port", message.https_port)?,
             hsts: parse_hsts("edge.hsts", &message.hsts)?,
             tls: parse_tls(message.tls13_only, &message.tls_ciphers)?,
+            tcp_idle_timeout: parse_optional_ms(message.tcp_idle_ms),
         })
     }
 }
@@ -82,16 +81,9 @@ impl From<EdgeSettings> for raw::Edge {
             hsts: value.hsts.map(|it| it.as_str().to_owned()).unwrap_or_default(),
             tls13_only: value.tls.min_version == TlsMinVersion::Tls13,
             tls_ciphers: value.tls.ciphers.iter().map(|it| it.name().to_owned()).collect(),
+            tcp_idle_ms: value.tcp_idle_timeout.map_or(0, to_ms),
         }
     }
-}
-
-/// Parses the port of https in redirects. It may be absent, which is sent as 0.
-fn parse_https_port(value: u32) -> WireResult<Option<NonZeroU16>> {
-    let port = u16::try_from(value).ok();
-    let port =
-        port.ok_or_else(|| WireError::new("edge.https_port", value, "must be a port, or 0"))?;
-    Ok(NonZeroU16::new(port))
 }
 
 /// Parses a `Strict-Transport-Security`. It may be absent, which is sent as an empty text.

@@ -62,7 +62,7 @@ fn a_chain_without_a_key_is_refused() {
 
 #[test]
 fn a_certificate_has_the_name_of_a_secret() {
-    for bad in ["", "tls", "shop/", "shop/tls:443", "Shop/tls"] {
+    for bad in ["", "tls", "shop/", "shop/tls:8443", "Shop/tls"] {
         let message = raw::Certificate { name: bad.into(), ..raw::Certificate::from(entry()) };
         let rule = "must be namespace/name";
         assert_eq!(refusal(message), format!("field certificate.name is {bad:?}: {rule}"));
@@ -80,6 +80,24 @@ fn a_certificate_has_the_name_of_a_secret() {
         error.to_string(),
         "field domain.certificate is \"shop/tls:443\": must be namespace/name"
     );
+}
+
+/// No Secret has such a name, so a Secret of a user never takes the place of the certificate.
+#[test]
+fn the_certificate_for_names_inside_the_cluster_has_the_name_of_the_service_with_its_port() {
+    let revision = name("shop/web-00001");
+    let service = fixtures::service(&name("shop/web"), &revision);
+    assert_eq!(service.local_certificate(), None);
+    let service = ServiceEntry { serves_local_tls: true, ..service };
+    let own = service.local_certificate().expect("https inside the cluster");
+    assert_eq!(own.to_string(), "shop/web:443");
+    assert!(!is_secret_name(&own.name));
+    let change = RouteChange::Certificate(CertificateEntry { name: own.clone(), ..entry() });
+    assert_eq!(send(change.clone()), Ok(change));
+    let removed = RouteChange::Removed(RouteKey::Certificate(own));
+    assert_eq!(send(removed.clone()), Ok(removed));
+    let change = RouteChange::Service(service);
+    assert_eq!(send(change.clone()), Ok(change));
 }
 
 /// The API server bounds the whole name of a Secret, and not its labels as those of a host.

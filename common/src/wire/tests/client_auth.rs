@@ -7,6 +7,7 @@ use crate::fixtures;
 
 fn domain(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
     MappedDomain {
+        protocol: DomainProtocol::Http,
         host: host.into(),
         host_rewrite: None,
         redirects_to_https: false,
@@ -101,4 +102,45 @@ fn policies_that_this_component_does_not_support_are_refused() {
         refusal(none),
         "field edge.tls_ciphers is \"1\": must have a cipher of the lowest version or a later one"
     );
+}
+
+/// An earlier release would end TLS of such a host, and read HTTP.
+#[test]
+fn a_host_that_passes_tls_through_is_not_where_an_earlier_release_looks() {
+    let passed =
+        MappedDomain { protocol: DomainProtocol::TlsPassthrough, ..domain("db.example", None) };
+    let all = vec![domain("a.example", None), passed];
+    let message = raw::Ingress::from(rules(all.clone()));
+    let hosts: Vec<&str> = message.domains.iter().map(|it| it.host.as_str()).collect();
+    assert_eq!((hosts, message.guarded_domains.len()), (vec!["a.example"], 0));
+    assert_eq!(message.passthrough_domains.len(), 1);
+    assert_eq!(GatewayRules::try_from(message), Ok(rules(all)));
+    let path_rule = Some(PathRule::default());
+    let below = MappedDomain {
+        protocol: DomainProtocol::TlsPassthrough,
+        path_rule,
+        ..domain("*.db.example", None)
+    };
+    let message = raw::Ingress::from(rules(vec![below.clone()]));
+    assert_eq!((message.ruled_domains.len(), message.passthrough_domains.len()), (0, 1));
+    assert_eq!(GatewayRules::try_from(message), Ok(rules(vec![below])));
+}
+
+/// An earlier release would read HTTP within TLS of such a host.
+#[test]
+fn a_host_of_raw_tcp_is_not_where_an_earlier_release_looks() {
+    let protocol = DomainProtocol::TcpOverTls;
+    let guarded = MappedDomain { protocol, ..domain("db.example", client_auth(None, false)) };
+    let path_rule = Some(PathRule::default());
+    let below = MappedDomain { protocol, path_rule, ..domain("*.db.example", None) };
+    let all = vec![domain("a.example", None), guarded, below];
+    let message = raw::Ingress::from(rules(all.clone()));
+    let earlier = [&message.guarded_domains, &message.ruled_domains, &message.passthrough_domains];
+    assert_eq!((message.domains.len(), earlier.map(Vec::len)), (1, [0; 3]));
+    assert_eq!(message.tcp_domains.len(), 2);
+    assert_eq!(GatewayRules::try_from(message), Ok(rules(all)));
+    let path_prefix = "/a".to_owned();
+    let ruled = raw::Domain { host: "db.example".into(), path_prefix, ..raw::Domain::default() };
+    let message = raw::Ingress { tcp_domains: vec![ruled], ..raw::Ingress::default() };
+    GatewayRules::try_from(message).expect_err("a handshake shows no path");
 }

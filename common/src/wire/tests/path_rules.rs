@@ -11,6 +11,7 @@ fn domain(host: &str, path_rule: Option<PathRule>) -> MappedDomain {
         client_auth: None,
         hsts: None,
         path_rule,
+        protocol: DomainProtocol::Http,
     }
 }
 

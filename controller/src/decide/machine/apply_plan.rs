@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use common::wire::{NamespacedName, RouteKey};
+use common::wire::{NamespacedName, RouteChange, RouteKey};
 use tracing::info;
 
 use super::{
@@ -93,16 +93,21 @@ impl ControllerStateMachine {
             self.standby_apps.remove(name);
         }
         self.record_standby_failures(name, previous, &app);
+        self.record_port_refusal(name, previous, &app);
         log_changes(name, previous, &app);
         self.cluster.apps.insert(name.clone(), Box::new(app));
         self.follow_stop_checks(name, now);
     }
 
     /// Updates the RouteTable's outbox with the plan's subjects, and removes those that the plan no longer has.
-    fn update_routes(&self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
+    fn update_routes(&mut self, name: &NamespacedName, previous: &AppState, plan: &AppPlan) {
         let mut keys = BTreeSet::new();
         for change in &plan.routes {
             let Some(key) = change.key() else { continue };
+            if let RouteChange::Service(service) = change {
+                // Before the service, so that no stream has it without an entry of its certificate.
+                self.follow_local_tls(&service.name, service.serves_local_tls);
+            }
             self.routes.set(key.clone(), RouteFingerprint::of_change(change));
             keys.insert(key);
         }
@@ -117,10 +122,13 @@ impl ControllerStateMachine {
             RouteKey::Pod(uid) => self.pod_index.apps.get(uid).is_some_and(|app| app != name),
             _ => false,
         };
-        for key in
-            app_route_keys(name, previous).filter(|key| !keys.contains(key) && !is_others(key))
-        {
+        let is_dropped = |key: &RouteKey| !keys.contains(key) && !is_others(key);
+        let dropped: Vec<RouteKey> = app_route_keys(name, previous).filter(is_dropped).collect();
+        for key in dropped {
             self.routes.remove(&key);
+            if let RouteKey::Service(service) = &key {
+                self.follow_local_tls(service, false);
+            }
         }
     }
 
@@ -264,6 +272,31 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Records an Event on the Service, or on a Route without one, when the Route does not get its gateway port.
+    fn record_port_refusal(
+        &mut self,
+        name: &NamespacedName,
+        previous: &AppState,
+        after: &AppState,
+    ) {
+        let Some(refusal) = port_refusal(after).filter(|_| self.cluster.is_leader) else { return };
+        // A replica that becomes the leader has the condition already, and so has its predecessor's Event.
+        if port_refusal(previous).as_ref() == Some(&refusal) {
+            return;
+        }
+        let of_service = after.service.as_ref().map(|it| (ResourceKind::KnativeService, &it.meta));
+        let of_route = || after.route.as_ref().map(|it| (ResourceKind::Route, &it.meta));
+        let Some((resource, meta)) = of_service.or_else(of_route) else { return };
+        self.effects.object_events.push(ObjectEventRecord {
+            resource,
+            name: name.clone(),
+            uid: meta.uid.to_string(),
+            is_warning: true,
+            reason: refusal.reason.to_string(),
+            message: refusal.message.to_string(),
+        });
+    }
+
     fn remove_app(&mut self, name: &NamespacedName) {
         self.draining_apps.remove(name);
         self.standby_apps.remove(name);
@@ -287,6 +320,14 @@ fn app_route_keys(name: &NamespacedName, app: &AppState) -> impl Iterator<Item =
     let pods = app.pods().map(|(_, pod)| RouteKey::Pod(pod.uid.to_string()));
     let revisions = app.revisions.iter().map(|it| RouteKey::Revision(full(&it.name)));
     services.chain(pods).chain(revisions).collect::<Vec<_>>().into_iter()
+}
+
+/// Returns the reason if a Route does not get the gateway port that it asks for.
+fn port_refusal(app: &AppState) -> Option<ConditionReason> {
+    match app.conditions.get(ConditionType::RouteGatewayPort) {
+        ConditionStatus::False(reason) => Some(reason),
+        ConditionStatus::True(_) | ConditionStatus::Unknown(_) => None,
+    }
 }
 
 /// Returns the reason if an agent could not freeze a pod of the Revision, or a pod did not get its requests back.

@@ -69,11 +69,9 @@ impl ControllerStateMachine {
         self.reconcile_route_owner(new_target, now);
         self.reconcile_mapping(name, now);
         let new_domain = self.cluster.domains.mappings.get(name).map(|it| it.domain.clone());
+        let has_other_domain = old_domain != new_domain;
         let domains: BTreeSet<DomainSpec> = old_domain.into_iter().chain(new_domain).collect();
-        // Mappings of one host share its certificate, and their path rules depend on each other.
-        for domain in &domains {
-            moved.extend(self.mappings_of_host(&name.namespace, domain));
-        }
+        moved.extend(self.mappings_beside(&name.namespace, &domains, has_other_domain));
         // Time may have passed for other mappings too.
         moved.remove(name);
         self.reconcile_mappings_and_targets(&moved, now);
@@ -104,6 +102,31 @@ impl ControllerStateMachine {
     ) -> Vec<NamespacedName> {
         let all = self.cluster.domains.mappings_of_host(namespace, &domain.host);
         all.into_iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the mappings that depend on another one of these hosts. `is_new`: it has come, gone, or moved between
+    /// them, so that wildcards reserve other hosts.
+    fn mappings_beside(
+        &self,
+        namespace: &str,
+        domains: &BTreeSet<DomainSpec>,
+        is_new: bool,
+    ) -> BTreeSet<NamespacedName> {
+        // Mappings of one host share its certificate, and their path rules depend on each other.
+        let mut all: BTreeSet<NamespacedName> =
+            domains.iter().flat_map(|it| self.mappings_of_host(namespace, it)).collect();
+        if is_new {
+            all.extend(domains.iter().flat_map(|it| self.mappings_covering(&it.host)));
+        }
+        all
+    }
+
+    /// Returns the mappings of all namespaces whose wildcard is above this host. They reserve it if it has a mapping of
+    /// its own.
+    fn mappings_covering(&self, host: &str) -> BTreeSet<NamespacedName> {
+        let wildcard = host.find('.').map(|at| format!("*{}", &host[at..]));
+        let by_host = &self.cluster.domains.mappings_by_host;
+        wildcard.and_then(|it| by_host.get(it.as_str())).cloned().unwrap_or_default()
     }
 
     /// Removes a mapping from the cluster state.
@@ -153,6 +176,8 @@ impl ControllerStateMachine {
             self.reconcile_route_owner(Some(target), now);
             self.reconcile_mapping(&mapping, now);
         }
+        let covering = self.mappings_covering(&name.name);
+        self.reconcile_mappings_and_targets(&covering, now);
         self.effects.changed_keys.push(domain_claim_key(&name.name));
     }
 

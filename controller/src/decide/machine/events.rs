@@ -1,10 +1,17 @@
 //! Pure: input and output of the state machine.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use common::{
     local_node::{LocalPodSpec, PodRunStatus},
-    wire::{ComponentReplica, NamespacedName, PodObservation, ScaleDecision, ServerComponent},
+    wire::{
+        CertificateMaterial, ComponentReplica, NamespacedName, PodObservation, ScaleDecision,
+        ServerComponent,
+    },
 };
 use serde_json::Value;
 
@@ -88,6 +95,8 @@ pub enum ControllerEvent {
     SecretRead { name: NamespacedName, read: SecretRead },
     /// A named Secret was read for its authorities of client certificates. Later results of a Secret come later.
     ClientCaRead { name: NamespacedName, read: ClientCaRead },
+    /// A certificate for the names of a service inside the cluster was signed.
+    LocalCertificateSigned { service: NamespacedName, material: Arc<CertificateMaterial> },
     /// True if the API server has the kinds of cert-manager, false if it has none of them.
     CertManagerFound(bool),
     /// True if this replica has become the leader, false if it is no longer.
@@ -128,6 +137,9 @@ pub struct ControllerEffects {
     pub named_secrets: Option<BTreeSet<NamespacedName>>,
     /// Secrets whose authorities of client certificates are to be read, all of them. `None`: the set has not changed.
     pub named_client_cas: Option<BTreeSet<NamespacedName>>,
+    /// Services whose names inside the cluster need a certificate, all of them, each with the number of its request.
+    /// `None`: the set has not changed.
+    pub local_certificates: Option<BTreeMap<NamespacedName, u64>>,
     /// Number of named Secrets in each state. `None`: no state has changed.
     pub certificate_counts: Option<CertificateCounts>,
     /// Number of reports that were refused, since the pod runs on another node than the reporter.

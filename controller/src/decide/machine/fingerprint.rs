@@ -80,6 +80,11 @@ impl ControllerStateMachine {
             }
             RouteKey::Node(name) => return self.node_entry(name).map(RouteChange::Node),
             RouteKey::Certificate(name) => {
+                if let Some((service, _port)) = name.split_port() {
+                    let state = self.cluster.local_certificates.get(&service)?;
+                    let entry = plan::local_tls::certificate_entry(&service, state);
+                    return Some(RouteChange::Certificate(entry));
+                }
                 let state = self.cluster.certificates.by_secret.get(name)?;
                 return Some(RouteChange::Certificate(plan::certificates::certificate_entry(
                     name, state,

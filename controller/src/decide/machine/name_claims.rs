@@ -50,6 +50,10 @@ fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -
         };
         let public_host = plan::route_host(app, name, tag, cluster).filter(|it| !it.is_private);
         claims.hosts.extend(public_host.map(|it| (it.host, claim.clone())));
+        if tag.is_none() {
+            let port = plan::gateway_ports::claimable_port(app, name, cluster);
+            claims.gateway_port = port.and_then(Result::ok).map(|port| (port, claim.clone()));
+        }
         claims.services.push(claim);
     }
     claims

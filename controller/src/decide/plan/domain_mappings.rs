@@ -1,12 +1,16 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping` at 98e5ef9).
 
-use common::wire::{MappedDomain, NamespacedName};
+use std::collections::BTreeSet;
 
-use super::{client_cas, host_certificates, routes};
+use common::wire::{
+    DomainProtocol, MappedDomain, NamespacedName, PathPrefix, PathRule, wildcard_suffix,
+};
+
+use super::{client_cas, host_certificates, requested_certificates::mapping_certificate, routes};
 use crate::model::cluster_state::{
     AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, DomainClaimState,
-    DomainMappingState, UnixMillis,
+    DomainMappingState, DomainSpec, UnixMillis,
     name_registry::{NameClaim, NameClaimant},
 };
 
@@ -55,13 +59,12 @@ fn ownership_status(
         ConditionStatus::False(ConditionReason::new("DomainAlreadyClaimed", message))
     };
     let domain = &mapping.domain;
-    let has_rule = cluster.domains.path_rule(&name.namespace, domain).is_some();
-    // The mappings of a host are of one namespace, and share it.
-    if let Some(NameClaim { claimant: route @ NameClaimant::Route(_), service, .. }) =
-        host_owner(cluster, &domain.host)
-        && (has_rule || *service != mapping.target)
+    // The mappings of a host are of one namespace, and share it. The host of a Route is not shared: a mapping of a part
+    // must not withdraw the rule for clients of the one that has all paths.
+    if let Some(NameClaim { claimant, .. }) = route_with_host(cluster, &domain.host)
+        && !is_free_of_routes(cluster, mapping)
     {
-        return used("The domain name".to_owned(), route);
+        return used("The domain name".to_owned(), claimant);
     }
     match host_owner(cluster, &domain.rule_name()) {
         Some(claim) if claim.claimant != NameClaimant::Mapping(name.clone()) => {
@@ -72,7 +75,7 @@ fn ownership_status(
     }
 }
 
-/// Returns true if a mapping's namespace may use its host, which no Route of another name had first.
+/// Returns true if a mapping's namespace may use its host, from which no Route keeps it.
 pub(super) fn has_host(
     cluster: &ClusterState,
     name: &NamespacedName,
@@ -81,15 +84,42 @@ pub(super) fn has_host(
     let domain = &mapping.domain;
     let claim = cluster.domains.claims.get(domain.claim_name());
     let is_claimed = claim.is_some_and(|it| it.namespace == *name.namespace);
-    let is_free = host_owner(cluster, &domain.host).is_none_or(|it| match it.claimant {
-        NameClaimant::Mapping(_) => true,
-        NameClaimant::Route(_) => it.service == mapping.target,
-    });
-    domain.fault.is_none() && is_claimed && is_free
+    domain.fault.is_none() && is_claimed && is_free_of_routes(cluster, mapping)
 }
 
 fn host_owner<'a>(cluster: &'a ClusterState, host: &str) -> Option<&'a NameClaim> {
     cluster.names.registry.host_owner(host, &cluster.names.placeholders)
+}
+
+/// Returns the claim of the Route that has a host; `None`: no Route has it.
+fn route_with_host<'a>(cluster: &'a ClusterState, host: &str) -> Option<&'a NameClaim> {
+    host_owner(cluster, host).filter(|it| matches!(it.claimant, NameClaimant::Route(_)))
+}
+
+/// Returns true if no Route had the host of a mapping first, or if the mapping is for all paths of that very Route.
+fn is_free_of_routes(cluster: &ClusterState, mapping: &DomainMappingState) -> bool {
+    let domain = &mapping.domain;
+    route_with_host(cluster, &domain.host)
+        .is_none_or(|it| domain.prefix == PathPrefix::ALL && it.service == mapping.target)
+}
+
+/// Returns the mapping whose rule for certificates of clients all mappings of the host have: the oldest one that has a
+/// rule. One that a Route keeps from the host decides nothing there.
+fn client_auth_lead<'a>(
+    cluster: &'a ClusterState,
+    namespace: &str,
+    host: &str,
+) -> Option<(&'a NamespacedName, &'a DomainMappingState)> {
+    let all = cluster.domains.mappings_of_host(namespace, host).into_iter();
+    let mut with_rule = all.filter(|(_, it)| it.client_auth.is_some());
+    with_rule.find(|(_, it)| is_free_of_routes(cluster, it))
+}
+
+/// Returns the path rule of a mapping. `None`: it has the host for itself, which has no wildcard.
+fn path_rule(cluster: &ClusterState, namespace: &str, domain: &DomainSpec) -> Option<PathRule> {
+    // No other mapping shares the host of a Route.
+    let is_shared = route_with_host(cluster, &domain.host).is_none();
+    is_shared.then(|| cluster.domains.path_rule(namespace, domain)).flatten()
 }
 
 /// Returns the status of a mapping's `CertificateProvisioned`, as [`client_cas::tls_status`] does. It is false if another
@@ -126,7 +156,7 @@ fn client_auth_conflict<'a>(
     name: &NamespacedName,
     mapping: &DomainMappingState,
 ) -> Option<&'a NamespacedName> {
-    let lead = cluster.domains.client_auth_lead(&name.namespace, &mapping.domain.host);
+    let lead = client_auth_lead(cluster, &name.namespace, &mapping.domain.host);
     let (lead, it) = lead.filter(|_| mapping.client_auth.is_some())?;
     (it.client_auth != mapping.client_auth).then_some(lead)
 }
@@ -179,6 +209,66 @@ fn target_serves_tcp(cluster: &ClusterState, mapping: &DomainMappingState) -> bo
     target.is_some_and(|it| routes::serves_tcp(app, &route, it.tag.as_deref(), cluster))
 }
 
+/// Returns the status of `ReferenceResolved` as far as the protocol of the target decides it.
+fn protocol_status(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> ConditionStatus {
+    let serves_tcp = target_serves_tcp(cluster, mapping);
+    match protocol_fault(cluster, name, mapping, serves_tcp) {
+        None => ConditionStatus::True(None),
+        Some(message) => ConditionStatus::False(ConditionReason::new("ResolveFailed", message)),
+    }
+}
+
+/// Returns the reason for which the host of a mapping cannot lead to a target that serves raw TCP, or HTTP. HTTP names a
+/// host; with raw TCP only the handshake of TLS does, which shows no path.
+fn protocol_fault(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+    serves_tcp: bool,
+) -> Option<String> {
+    let target = format!("{} {:?}", mapping.target_resource, mapping.target.name);
+    let (domains, host) = (&cluster.domains, &mapping.domain.host);
+    match (serves_tcp, mapping.passes_tls) {
+        (false, false) => return None,
+        (false, true) => {
+            let rule = "TLS is passed through to raw TCP only";
+            return Some(format!("{target} speaks HTTP, and {rule}"));
+        }
+        // A demand that the gateway cannot make must open no host.
+        (true, true) if client_auth_lead(cluster, &name.namespace, host).is_some() => {
+            let text =
+                "The gateway cannot ask for client certificates in TLS that it passes through";
+            return Some(text.to_owned());
+        }
+        (true, false) if !has_certificate(cluster, name, mapping) => {
+            let rule = "has a domain only within TLS: set spec.tls, or rouse.dev/tls: passthrough";
+            return Some(format!("{target} speaks raw TCP, which {rule}"));
+        }
+        (true, _) => {}
+    }
+    let all = domains.mappings_of_host(&name.namespace, host);
+    let (ruled, _) = all.into_iter().find(|(_, it)| it.domain.prefix != PathPrefix::ALL)?;
+    Some(format!(
+        "{target} speaks raw TCP, which has no paths, and DomainMapping \"{ruled}\" has a path \
+         prefix of {host}"
+    ))
+}
+
+/// Returns true if a mapping's host has a certificate of its own: one that a mapping of the host names, or one that is
+/// requested.
+fn has_certificate(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    mapping: &DomainMappingState,
+) -> bool {
+    let named = cluster.domains.certificate_lead(&name.namespace, &mapping.domain.host);
+    named.is_some() || mapping_certificate(cluster, name, mapping).is_some()
+}
+
 /// Sets all conditions of a mapping.
 pub fn update_conditions(
     cluster: &ClusterState,
@@ -193,16 +283,7 @@ pub fn update_conditions(
             "ResolveFailed",
             format!("address not set for {} {:?}", mapping.target_resource, mapping.target.name),
         )),
-        Ok(_) if target_serves_tcp(cluster, mapping) => {
-            ConditionStatus::False(ConditionReason::new(
-                "ResolveFailed",
-                format!(
-                    "{} {:?} speaks raw TCP, and only HTTP names a domain",
-                    mapping.target_resource, mapping.target.name
-                ),
-            ))
-        }
-        Ok(_) => ConditionStatus::True(None),
+        Ok(_) => protocol_status(cluster, name, mapping),
     };
     let certificate = tls_status(cluster, name, mapping, now);
     let claimed = claimed_status(cluster, name, mapping);
@@ -229,24 +310,51 @@ pub fn update_conditions(
     conditions.set(ConditionType::DomainReady, ready, now);
 }
 
-/// Returns the domains mapped to the service of this name, in order.
+/// Returns the domains mapped to the service of this name, in order. `serves_tcp`: the service is one of raw TCP.
 pub(super) fn mapped_domains(
     cluster: &ClusterState,
     service: &NamespacedName,
+    serves_tcp: bool,
 ) -> Vec<MappedDomain> {
     let all = cluster.domains.mappings_by_target.get(service).into_iter().flatten();
     let in_force = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
         // The target's own host may equal the domain: the Route has it already, and needs no second entry. But a rule
-        // for clients counts on that host too, which the Route would serve to all.
+        // for clients counts on that host too, which the Route would serve to all. With raw TCP, the Route has none.
         host_owner(cluster, &mapping.domain.host).is_some_and(|it| match it.claimant {
             NameClaimant::Mapping(_) => true,
-            NameClaimant::Route(_) => it.service == mapping.target && mapping.client_auth.is_some(),
+            NameClaimant::Route(_) => {
+                it.service == mapping.target && (mapping.client_auth.is_some() || serves_tcp)
+            }
         }) && matches!(claimed_status(cluster, name, mapping), ConditionStatus::True(_))
             && resolve_target(cluster, name, mapping).is_ok()
             && client_auth_conflict(cluster, name, mapping).is_none()
+            && protocol_fault(cluster, name, mapping, serves_tcp).is_none()
     };
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
-    mappings.filter(in_force).map(|(name, it)| mapped_domain(cluster, name, it)).collect()
+    let mapped = |(name, it)| mapped_domain(cluster, name, it, serves_tcp);
+    mappings.filter(in_force).map(mapped).collect()
+}
+
+/// Returns the hosts below the wildcards of these domains that DomainMappings have by their exact name, in order. Such
+/// a mapping may be of another namespace, whose requests no wildcard gets while the mapping is not in force.
+pub(super) fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
+    let wildcards: BTreeSet<&str> =
+        domains.iter().filter_map(|it| wildcard_suffix(&it.host)).collect();
+    if wildcards.is_empty() {
+        return Vec::new();
+    }
+    let is_covered = |host: &str| {
+        let below = host.find('.').is_some_and(|at| wildcards.contains(&host[at..]));
+        below && wildcard_suffix(host).is_none()
+    };
+    // Without the claim, any namespace could take a host out of the wildcard.
+    let is_claimed = |host: &str, mappings: &BTreeSet<NamespacedName>| {
+        let claim = cluster.domains.claims.get(host);
+        claim.is_some_and(|claim| mappings.iter().any(|it| claim.namespace == *it.namespace))
+    };
+    let all = cluster.domains.mappings_by_host.iter();
+    let reserved = all.filter(|(host, mappings)| is_covered(host) && is_claimed(host, mappings));
+    reserved.map(|(host, _)| host.to_string()).collect()
 }
 
 /// Returns a mapping in force for the RouteTable. All mappings of a host have the same certificate and the same rule for
@@ -255,6 +363,7 @@ fn mapped_domain(
     cluster: &ClusterState,
     name: &NamespacedName,
     mapping: &DomainMappingState,
+    serves_tcp: bool,
 ) -> MappedDomain {
     let (domains, domain, namespace) = (&cluster.domains, &mapping.domain, &name.namespace);
     let certificate = match domains.certificate_lead(namespace, &domain.host) {
@@ -264,16 +373,23 @@ fn mapped_domain(
         }
         None => host_certificates::secret_of_mapping(cluster, name, mapping),
     };
-    let client_auth = domains
-        .client_auth_lead(namespace, &domain.host)
+    let client_auth = client_auth_lead(cluster, namespace, &domain.host)
         .and_then(|(_, lead)| client_cas::client_auth(namespace, lead));
+    // A mapping of HTTP that passes TLS through has a fault.
+    let protocol = match (serves_tcp, mapping.passes_tls) {
+        (false, _) => DomainProtocol::Http,
+        (true, false) => DomainProtocol::TcpOverTls,
+        (true, true) => DomainProtocol::TlsPassthrough,
+    };
+    let is_redirected = routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster);
     MappedDomain {
         host: domain.host.to_string(),
         host_rewrite: None,
-        redirects_to_https: routes::is_http_redirected(mapping.http_protocol.as_deref(), cluster),
+        redirects_to_https: is_redirected && !serves_tcp,
         certificate,
         client_auth,
         hsts: mapping.hsts.clone(),
-        path_rule: domains.path_rule(namespace, domain),
+        path_rule: path_rule(cluster, namespace, domain),
+        protocol,
     }
 }

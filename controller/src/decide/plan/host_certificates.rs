@@ -3,9 +3,10 @@
 //!
 //! A Route has the condition of its worst certificate, not of its last one as in Knative.
 
-use common::wire::{NamespacedName, wildcard_suffix};
+use common::wire::{NamespacedName, is_secret_name, wildcard_suffix};
 
 use super::{
+    local_tls,
     requested_certificates::{
         CertificateOwner, WantedCertificate, is_enabled, is_mapping_enabled, is_route_enabled,
         mapping_certificate, namespace_certificate_of_host, possible_route_certificates,
@@ -26,6 +27,9 @@ const PRIVATE_NAMES: &str = "TLS is not enabled for cluster-local";
 /// Reason of a mapping's `CertificateProvisioned` if its host has a wildcard.
 const WILDCARD_HOST: &str =
     "no certificate is requested for a host with a wildcard: name a Secret in spec.tls";
+/// Reason of a mapping's `CertificateProvisioned` if TLS of its host is passed through.
+const PASSED_TLS: &str =
+    "no certificate is requested for a host whose TLS is passed through: its server has one";
 /// End of messages while cert-manager is missing.
 const NO_CERT_MANAGER: &str = " cert-manager is not installed.";
 
@@ -78,9 +82,11 @@ fn with_host_certificate<T>(
 }
 
 impl<'a> HostCertificate<'a> {
-    /// Returns the certificate if its Secret has had one, and its owner is the right one.
+    /// Returns the certificate if its Secret has had one, and its owner is the right one. Users may make certificates
+    /// of namespaces, and activators would refuse the service whose Secret has no valid name.
     fn issued(&self) -> Option<&'a RequestedCertificate> {
-        self.observed.filter(|it| it.is_issued && !it.is_terminating && self.is_owned(it))
+        let issued = self.observed.filter(|it| it.is_issued && !it.is_terminating);
+        issued.filter(|it| self.is_owned(it) && is_secret_name(&it.secret))
     }
 
     fn is_owned(&self, it: &RequestedCertificate) -> bool {
@@ -104,6 +110,9 @@ impl<'a> HostCertificate<'a> {
 
 /// Returns the state of a ready certificate, by the last read of its Secret.
 fn secret_state(namespace: &str, secret: &str, cluster: &ClusterState) -> RequestState {
+    if !is_secret_name(secret) {
+        return RequestState::Unusable(format!("{secret:?} cannot be the name of a Secret."));
+    }
     let name = NamespacedName::new(namespace, secret);
     let Some(state) = cluster.certificates.by_secret.get(&name) else {
         return RequestState::Unread;
@@ -197,8 +206,31 @@ pub fn scheme_of_mapping(
     mapping_certificate(cluster, name, mapping).map(|it| scheme(&it, cluster))
 }
 
-/// Returns the status of a Route's `CertificateProvisioned`; `previous` is the present one.
+/// Returns the status of a Route's `CertificateProvisioned`; `previous` is the present one. Names inside the cluster
+/// have certificates of their own, and the worst status counts.
 pub fn route_status(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+    previous: &ConditionStatus,
+) -> ConditionStatus {
+    let local = local_tls::route_status(app, name, cluster, previous);
+    let public = public_status(app, name, cluster, previous);
+    match local {
+        // As in Knative, names that have no certificate are no reason beside others that have one.
+        Some(local) if is_not_enabled(&public) => local,
+        Some(local) => worst([public, local].into_iter()).unwrap_or(ConditionStatus::Unknown(None)),
+        None => public,
+    }
+}
+
+/// Returns true for the status of names for which no certificate is requested.
+fn is_not_enabled(status: &ConditionStatus) -> bool {
+    matches!(status, ConditionStatus::True(Some(reason)) if reason.reason == "TLSNotEnabled")
+}
+
+/// Returns the status of a Route's `CertificateProvisioned` as to its public names.
+fn public_status(
     app: &AppState,
     name: &NamespacedName,
     cluster: &ClusterState,
@@ -248,6 +280,8 @@ fn unrequested_status(
     let has_secret = cluster.domains.certificate_lead(&name.namespace, host).is_some();
     if has_secret || mapping.is_terminating || !is_mapping_enabled(cluster, mapping) {
         ConditionStatus::True(Some(ConditionReason::NO_TLS))
+    } else if mapping.passes_tls {
+        ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", PASSED_TLS)))
     } else if wildcard_suffix(host).is_some() {
         ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", WILDCARD_HOST)))
     } else {

@@ -202,7 +202,9 @@ fn request_lead<'a>(
     // A namespace that may not use the host would get its certificate all the same if the issuer checks it by DNS.
     let may_own = |(name, it): &(&NamespacedName, &DomainMappingState)| {
         let exists = it.meta.exists() && !it.is_terminating;
-        exists && is_mapping_enabled(cluster, it) && has_host(cluster, name, it)
+        // The server behind it has the certificate of a host whose TLS is passed through.
+        let is_enabled = is_mapping_enabled(cluster, it) && !it.passes_tls;
+        exists && is_enabled && has_host(cluster, name, it)
     };
     let all = domains.mappings_of_host(namespace, host).into_iter().filter(may_own);
     // Of equal keys the first one counts, which is the oldest.

@@ -3,14 +3,15 @@
 use std::{net::SocketAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{
-    self, AppProtocol, ClientComponent, ConnectionPath, GatewayRules, MappedDomain, NamespacedName,
-    PodEntry, RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+    self, AppProtocol, ClientComponent, ConnectionPath, DomainProtocol, GatewayRules, MappedDomain,
+    NamespacedName, PodEntry, RouteChange, RouteTag, RouteTarget, RoutingPhase, ServiceEntry,
+    TagRouting,
 };
 use tracing::debug;
 
 use super::{
-    RevisionPlanContext, ServingAddresses, domain_mappings, host_certificates, readiness,
-    requested_certificates, revision_conditions, scale, standby, traffic,
+    RevisionPlanContext, ServingAddresses, domain_mappings, gateway_ports, host_certificates,
+    local_tls, readiness, requested_certificates, revision_conditions, scale, standby, traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -171,8 +172,11 @@ fn service_subject(
         revision: NamespacedName::new(name.namespace.clone(), *revision),
         percent: *percent,
     };
-    // Bytes of any protocol name no host, by which a gateway could find their service.
-    let rules = gateway_rules(allocation, app, name, &service_name, cluster).filter(|_| !is_tcp);
+    // Bytes of any protocol name no host, by which a gateway could find their service. A port of the gateway can.
+    let rules = match is_tcp {
+        true => tcp_gateway_rules(allocation, app, name, &service_name, cluster),
+        false => gateway_rules(allocation, app, name, &service_name, cluster),
+    };
     let public_host = public_host(allocation.tag.as_deref(), app, name, cluster)
         .filter(|host| !is_tcp && !has_domain(rules.as_deref(), host));
     // Requests for a service without targets get 503 at once.
@@ -199,6 +203,7 @@ fn service_subject(
         uses_pod_ports: false,
         // Only a user of the Service sets it.
         affinity: cluster.names.placeholders.get(&entry_name).and_then(|it| it.affinity),
+        serves_local_tls: !is_tcp && local_tls::is_enabled(cluster),
         name: entry_name,
     }
 }
@@ -291,7 +296,7 @@ fn gateway_rules(
     });
     let redirects_to_https = is_http_redirected(http_protocol, cluster);
     let service = NamespacedName::new(name.namespace.clone(), service_name);
-    let mut mapped_domains = domain_mappings::mapped_domains(cluster, &service);
+    let mut mapped_domains = domain_mappings::mapped_domains(cluster, &service, false);
     if let Some((host, certificate)) = own_host_with_certificate(allocation, app, name, cluster) {
         // The rules of a mapping of the same host come first.
         match mapped_domains.iter_mut().find(|it| it.host == host) {
@@ -304,11 +309,43 @@ fn gateway_rules(
                 client_auth: None,
                 hsts: None,
                 path_rule: None,
+                protocol: DomainProtocol::Http,
             }),
         }
     }
-    let challenges = challenges(allocation, app, name, &mapped_domains, cluster);
-    let rules = GatewayRules { redirects_to_https, mapped_domains, tag_routing: tags, challenges };
+    let rules = GatewayRules {
+        redirects_to_https,
+        challenges: challenges(allocation, app, name, &mapped_domains, cluster),
+        reserved_hosts: domain_mappings::reserved_hosts(cluster, &mapped_domains),
+        mapped_domains,
+        tag_routing: tags,
+        gateway_port: None,
+    };
+    (rules != GatewayRules::default()).then(|| Box::new(rules))
+}
+
+/// Returns the rules of a name that serves raw TCP: its domains, challenges for their certificates, and its gateway port,
+/// which only a Route's own name may have.
+fn tcp_gateway_rules(
+    allocation: &RouteNameAllocation,
+    app: &AppState,
+    name: &NamespacedName,
+    service_name: &str,
+    cluster: &ClusterState,
+) -> Option<Box<GatewayRules>> {
+    let service = NamespacedName::new(name.namespace.clone(), service_name);
+    let gateway_port = match allocation.tag {
+        None => gateway_ports::owned_port(app, name, cluster),
+        Some(_) => None,
+    };
+    let mapped_domains = domain_mappings::mapped_domains(cluster, &service, true);
+    let rules = GatewayRules {
+        challenges: challenges(allocation, app, name, &mapped_domains, cluster),
+        reserved_hosts: domain_mappings::reserved_hosts(cluster, &mapped_domains),
+        mapped_domains,
+        gateway_port,
+        ..GatewayRules::default()
+    };
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
@@ -396,6 +433,7 @@ pub(super) fn host_name_rules(cluster: &ClusterState) -> HostNameRules<'_> {
         domain: &settings.config_maps.domain,
         default_domain: &settings.external_domain,
         cluster_domain: &settings.cluster_domain,
+        private_scheme: local_tls::scheme(cluster),
     }
 }
 

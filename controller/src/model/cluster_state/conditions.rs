@@ -73,6 +73,8 @@ pub enum ConditionType {
     RouteTraffic,
     /// Type `CertificateProvisioned` of a Route.
     RouteCertificate,
+    /// Type `GatewayPortReady` of a Route, for information only; absent while it has never asked for a gateway port.
+    RouteGatewayPort,
     /// Type `IngressReady` of a Route.
     RouteIngress,
     /// Type `Ready` of a Route.
@@ -222,9 +224,10 @@ pub(crate) const SERVICE_CONDITIONS: [(ConditionType, &str); 3] = [
 pub(crate) const CONFIGURATION_CONDITIONS: [(ConditionType, &str); 1] =
     [(ConditionType::ConfigurationReady, "Ready")];
 
-pub(crate) const ROUTE_CONDITIONS: [(ConditionType, &str); 4] = [
+pub(crate) const ROUTE_CONDITIONS: [(ConditionType, &str); 5] = [
     (ConditionType::RouteTraffic, "AllTrafficAssigned"),
     (ConditionType::RouteCertificate, "CertificateProvisioned"),
+    (ConditionType::RouteGatewayPort, "GatewayPortReady"),
     (ConditionType::RouteIngress, "IngressReady"),
     (ConditionType::RouteReady, "Ready"),
 ];

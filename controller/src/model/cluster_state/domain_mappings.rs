@@ -47,17 +47,6 @@ impl ObservedDomains {
         all.into_iter().find(|(_, it)| it.tls_secret.is_some())
     }
 
-    /// Returns the DomainMapping whose rule for certificates of clients all mappings of the host have: the oldest one
-    /// that has a rule.
-    pub fn client_auth_lead(
-        &self,
-        namespace: &str,
-        host: &str,
-    ) -> Option<(&NamespacedName, &DomainMappingState)> {
-        let all = self.mappings_of_host(namespace, host);
-        all.into_iter().find(|(_, it)| it.client_auth.is_some())
-    }
-
     /// Returns the path rule of a mapping. `None`: it has the host for itself, which has no wildcard.
     ///
     /// Also a mapping of all paths has a rule if another mapping of the host has a prefix, since an activator of an
@@ -201,6 +190,8 @@ pub struct DomainMappingState {
     pub served_client_ca: Option<Box<str>>,
     /// `Strict-Transport-Security` of the domain, where the object sets it.
     pub hsts: Option<HstsPolicy>,
+    /// True if TLS of the domain is passed through to a service of raw TCP.
+    pub passes_tls: bool,
     /// Handling of external plain HTTP, where the object sets it.
     pub http_protocol: Option<Box<str>>,
     /// Conditions of the DomainMapping's status.

@@ -1,15 +1,16 @@
 //! Pure: owner of each name. Several Routes, tags and DomainMappings may claim one name. The first keeps it, and the
 //! others get it when the first is deleted.
 //!
-//! A name is that of a Service in its namespace (a Route's own, or that of a tag), or an external host. DomainMappings
-//! of one namespace share a host, and claim the host with their path prefix as a further name. "First" is the same for
-//! every replica and after every restart, since it is read from the objects. The owner of the placeholder has the name
-//! already; else the earlier `creationTimestamp` counts, then the UID, then the name.
+//! A name is that of a Service in its namespace (a Route's own, or that of a tag), an external host, or a gateway port.
+//! DomainMappings of one namespace share a host, and claim the host with their path prefix as a further name. "First" is
+//! the same for every replica and after every restart, since it is read from the objects. The owner of the placeholder
+//! has the name already; else the earlier `creationTimestamp` counts, then the UID, then the name.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    num::NonZeroU16,
 };
 
 use common::wire::NamespacedName;
@@ -56,6 +57,7 @@ pub struct NameClaim {
 enum ClaimedName<'a> {
     Service(&'a NamespacedName),
     Host(&'a str),
+    GatewayPort(NonZeroU16),
 }
 
 impl ClaimedName<'_> {
@@ -74,6 +76,8 @@ pub struct ClaimantNames {
     pub services: Vec<NameClaim>,
     /// Claims on external hosts, each with the host.
     pub hosts: Vec<(String, NameClaim)>,
+    /// Claim on a gateway port.
+    pub gateway_port: Option<(NonZeroU16, NameClaim)>,
 }
 
 /// All claimed names, with their claimants.
@@ -94,8 +98,10 @@ impl NameRegistry {
             names.services.into_iter().map(|it| (ClaimedName::Service(&it.service).hash_key(), it));
         let hosts =
             names.hosts.into_iter().map(|(host, it)| (ClaimedName::Host(&host).hash_key(), it));
+        let port =
+            names.gateway_port.map(|(port, it)| (ClaimedName::GatewayPort(port).hash_key(), it));
         let claims: Vec<(u64, NameClaim)> =
-            services.collect::<Vec<_>>().into_iter().chain(hosts).collect();
+            services.collect::<Vec<_>>().into_iter().chain(hosts).chain(port).collect();
         let keys: Box<[u64]> = claims.iter().map(|(key, _)| *key).collect();
         // Claimants without claims have no entry, so that deleted apps leave nothing behind.
         let old_keys = if keys.is_empty() {
@@ -200,6 +206,28 @@ impl NameRegistry {
         let all = self.claims.get(&ClaimedName::Host(host).hash_key())?.iter();
         let all = all.filter(has_service);
         all.min_by(|a, b| (since(a), claim_order(a)).cmp(&(since(b), claim_order(b))))
+    }
+
+    /// Returns the claim that owns a gateway port: that of the Route whose placeholder records it, else the older one.
+    pub fn port_owner(
+        &self,
+        port: NonZeroU16,
+        placeholders: &BTreeMap<NamespacedName, PlaceholderState>,
+    ) -> Option<&NameClaim> {
+        let has_service = |claim: &&NameClaim| {
+            self.service_owner(&claim.service, placeholders)
+                .is_some_and(|owner| owner.claimant == claim.claimant)
+        };
+        let is_recorded = |claim: &NameClaim| {
+            let placeholder = placeholders.get(&claim.service);
+            placeholder.is_some_and(|it| it.owner_uid == claim.uid && it.gateway_port == Some(port))
+        };
+        let recorded_first = |claim: &NameClaim| Reverse(is_recorded(claim));
+        let all = self.claims.get(&ClaimedName::GatewayPort(port).hash_key())?.iter();
+        let all = all.filter(has_service);
+        all.min_by(|a, b| {
+            (recorded_first(a), claim_order(a)).cmp(&(recorded_first(b), claim_order(b)))
+        })
     }
 }
 

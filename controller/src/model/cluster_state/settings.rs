@@ -6,7 +6,10 @@ use common::wire::{ActivatorEntry, NamespacedName};
 use datapath::abi::ACTIVATOR_PORTS;
 
 use super::ClusterIpSource;
-use crate::model::{config_maps::Configs, scale_policy::ScalePolicyConfig};
+use crate::model::{
+    config_maps::{Configs, port_ranges::PortRanges},
+    scale_policy::ScalePolicyConfig,
+};
 
 /// Settings that hold for all apps.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +26,8 @@ pub struct ControllerSettings {
     pub external_domain: String,
     /// Domain of cluster-local names: `NAME.NAMESPACE.svc.CLUSTER_DOMAIN`.
     pub cluster_domain: String,
+    /// True if this controller can sign certificates for names inside the cluster, and send them with their keys.
+    pub signs_local_certificates: bool,
     /// Name of the local node.
     pub node_name: String,
     /// Identifier of this boot of the machine.
@@ -39,6 +44,9 @@ pub struct ControllerSettings {
     pub activator_port_range: (u16, u16),
     /// Activators of the local node.
     pub fixed_activators: Vec<ActivatorEntry>,
+    /// Gateway ports that are open from the start, on the local node; services may have no others. `None`: activators
+    /// open those that services have, and `config-network` has the permitted ones.
+    pub opened_gateway_ports: Option<PortRanges>,
 }
 
 impl Default for ControllerSettings {
@@ -50,6 +58,7 @@ impl Default for ControllerSettings {
             deployment: DeploymentSettings::default(),
             external_domain: "localhost".into(),
             cluster_domain: "cluster.local".into(),
+            signs_local_certificates: false,
             node_name: "rouse".into(),
             boot_id: String::new(),
             config_maps: Configs::default(),
@@ -58,6 +67,7 @@ impl Default for ControllerSettings {
             cluster_ip_prefix_v6: [0xfd00, 0x10, 0x96, 0, 0, 0, 0],
             activator_port_range: ACTIVATOR_PORTS.into(),
             fixed_activators: Vec::new(),
+            opened_gateway_ports: None,
         }
     }
 }

@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::{ConfigMapSettings, keys::ConfigMapReader, network::NO_INTERNAL_TLS};
+use super::{ConfigMapSettings, keys::ConfigMapReader};
+
+/// Reason for which issuers of certificates inside the cluster have no effect.
+const OWN_AUTHORITY: &str =
+    "the controller itself signs certificates inside the cluster, for names and for components";
 
 /// `config-certmanager`, checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +45,7 @@ impl ConfigMapSettings for CertManagerConfig {
             if let Some(Err(error)) = keys.get(key).map(serde_norway::from_str::<UnusedIssuer>) {
                 keys.add_error(format!("failed to parse {key:?}: {error}"));
             }
-            keys.warn_unless_usual(key, &[], NO_INTERNAL_TLS);
+            keys.warn_unless_usual(key, &[], OWN_AUTHORITY);
         }
         Self { issuer: read_issuer(keys) }
     }
@@ -91,7 +95,7 @@ mod tests {
     fn an_issuer_inside_the_cluster_is_accepted_with_a_warning() {
         let key = "clusterLocalIssuerRef";
         let read = read::<CertManagerConfig>(&data(key, "name: a\n")).unwrap();
-        assert_eq!(read.warnings, [format!("key {key:?} has no effect: {NO_INTERNAL_TLS}")]);
+        assert_eq!(read.warnings, [format!("key {key:?} has no effect: {OWN_AUTHORITY}")]);
         assert_eq!(read.value, CertManagerConfig::default());
     }
 

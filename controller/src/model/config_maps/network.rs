@@ -15,8 +15,9 @@ use super::{
     ConfigMapSettings,
     go_template::{GoTemplate, TemplateValues},
     keys::ConfigMapReader,
+    port_ranges::PortRanges,
 };
-use crate::model::go_values::parse_bool;
+use crate::model::go_values::{GoDuration, parse_bool, parse_duration};
 
 /// Knative's template of a public host name (`DefaultDomainTemplate`); always used for private ones.
 pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
@@ -24,13 +25,16 @@ pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
 /// Class of the certificates that the controller requests from cert-manager (`CertManagerCertificateClassName`).
 pub const CERT_MANAGER_CLASS: &str = "cert-manager.certificate.networking.knative.dev";
-/// Reason for which settings of TLS inside the cluster have no effect.
-pub(super) const NO_INTERNAL_TLS: &str = "connections inside the cluster are not encrypted";
+/// Reason for which `system-internal-tls` has no effect.
+const NO_SYSTEM_TLS: &str = "streams between Rouse's components always have TLS, and requests to pods have none, since \
+                             no sidecar could end it: encrypt in the network of the pods";
 /// Reason for which the type of a domain in `config-domain` has no effect.
 pub(super) const NO_DOMAIN_TYPE: &str =
     "namespace-wildcard-cert-selector of config-network chooses namespaces with one certificate";
 /// Texts that Go parses as false.
 pub(super) const FALSE_TEXTS: [&str; 3] = ["false", "f", "0"];
+/// Lowest idle deadline of raw TCP from outside.
+const MIN_TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Fields that a domain template may use.
 const DOMAIN_FIELDS: [&str; 5] = ["Name", "Namespace", "Domain", "Annotations", "Labels"];
 /// Fields that a tag template may use.
@@ -69,6 +73,8 @@ pub struct NetworkConfig {
     /// `external-domain-tls`: true if certificates are requested for the hosts of Routes and DomainMappings. Default
     /// false.
     pub external_domain_tls: bool,
+    /// `cluster-local-domain-tls`: true if names inside the cluster serve https. Default false.
+    pub cluster_local_domain_tls: bool,
     /// `certificate-class` of requested certificates. Default [`CERT_MANAGER_CLASS`].
     pub certificate_class: String,
     /// `namespace-wildcard-cert-selector`: namespaces with one certificate for all their hosts. Default none.
@@ -78,8 +84,12 @@ pub struct NetworkConfig {
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
     /// redirects to HTTPS, default that of the activator; `rouse.dev.hsts`, `Strict-Transport-Security`, default none;
     /// `rouse.dev.tls-min-version`, default 1.2; `rouse.dev.tls-ciphers`, IANA names separated by commas, default all.
-    /// Its `certificates` are empty here.
+    /// `rouse.dev.tcp-idle-timeout`, the idle deadline of raw TCP from outside, default none. Its `certificates` are
+    /// empty here.
     pub edge: EdgeSettings,
+    /// `rouse.dev.gateway-ports`, Rouse's own: gateway ports that services may have, as ports and ranges separated by
+    /// commas. Default none.
+    pub gateway_ports: PortRanges,
 }
 
 impl Default for NetworkConfig {
@@ -94,9 +104,11 @@ impl Default for NetworkConfig {
             default_path: None,
             certificates: Vec::new(),
             external_domain_tls: false,
+            cluster_local_domain_tls: false,
             certificate_class: CERT_MANAGER_CLASS.into(),
             wildcard_namespaces: None,
             edge: EdgeSettings::default(),
+            gateway_ports: PortRanges::default(),
         }
     }
 }
@@ -115,9 +127,9 @@ impl ConfigMapSettings for NetworkConfig {
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         accept_older_keys(keys);
         keys.warn_unless_usual("ingress-class", &[], "one gateway serves every class");
-        accept_internal_tls_keys(keys);
+        accept_system_tls_keys(keys);
         accept_mesh_keys(keys);
-        let mut it = Self::default();
+        let mut it = Self { cluster_local_domain_tls: read_local_tls(keys), ..Self::default() };
         keys.read_bool("autocreate-cluster-domain-claims", &mut it.autocreate_claims);
         keys.read_text("default-external-scheme", &mut it.external_scheme);
         it.rollout_duration = read_rollout_duration(keys);
@@ -130,6 +142,7 @@ impl ConfigMapSettings for NetworkConfig {
         it.certificate_class = read_certificate_class(keys);
         it.wildcard_namespaces = read_wildcard_selector(keys);
         it.edge = read_edge_settings(keys);
+        it.gateway_ports = read_gateway_ports(keys);
         it
     }
 }
@@ -187,10 +200,18 @@ fn accept_mesh_keys(keys: &mut ConfigMapReader<'_>) {
     keys.warn_unless_usual("mesh-compatibility-mode", &["auto", "disabled"], WHY);
 }
 
-/// Accepts settings of TLS inside the cluster, and refuses the values that Knative refuses.
-fn accept_internal_tls_keys(keys: &mut ConfigMapReader<'_>) {
-    accept_encryption_key(keys, "cluster-local-domain-tls");
-    accept_encryption_key(keys, "system-internal-tls");
+/// Reads the switch of https for names inside the cluster.
+fn read_local_tls(keys: &mut ConfigMapReader<'_>) -> bool {
+    let key = "cluster-local-domain-tls";
+    check_encryption_value(keys, key);
+    keys.get(key).is_some_and(|text| text.eq_ignore_ascii_case("enabled"))
+}
+
+/// Accepts settings of TLS between components, and refuses the values that Knative refuses.
+fn accept_system_tls_keys(keys: &mut ConfigMapReader<'_>) {
+    let key = "system-internal-tls";
+    check_encryption_value(keys, key);
+    keys.warn_unless_usual(key, &["disabled"], NO_SYSTEM_TLS);
     accept_internal_encryption(keys);
 }
 
@@ -297,13 +318,12 @@ fn read_http_protocol(keys: &mut ConfigMapReader<'_>) -> HttpProtocol {
     }
 }
 
-fn accept_encryption_key(keys: &mut ConfigMapReader<'_>, key: &'static str) {
+fn check_encryption_value(keys: &mut ConfigMapReader<'_>, key: &'static str) {
     let text = keys.get(key).unwrap_or_default();
     if !["", "disabled", "enabled"].contains(&text.to_ascii_lowercase().as_str()) {
         let setting = format!("{key} with value: {text:?} in config-network ConfigMap");
         keys.add_error(format!("{setting} is not supported"));
     }
-    keys.warn_unless_usual(key, &["disabled"], NO_INTERNAL_TLS);
 }
 
 /// Accepts the key of releases before `system-internal-tls`.
@@ -418,7 +438,32 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     it.https_port = read_https_port(keys);
     it.hsts = read_hsts(keys);
     it.tls = read_tls(keys);
+    it.tcp_idle_timeout = read_tcp_idle_timeout(keys);
     it
+}
+
+/// Reads the idle deadline of raw TCP from outside. 0 and an empty text mean none.
+fn read_tcp_idle_timeout(keys: &mut ConfigMapReader<'_>) -> Option<Duration> {
+    let key = "rouse.dev.tcp-idle-timeout";
+    let text = keys.get(key).map(str::trim).filter(|it| !it.is_empty())?;
+    match parse_duration(text) {
+        Ok(GoDuration(0)) => None,
+        // Less would end connections between two messages of usual clients.
+        Ok(span) if span.to_duration() >= MIN_TCP_IDLE_TIMEOUT => Some(span.to_duration()),
+        Ok(_) | Err(_) => {
+            keys.add_error(format!("{key} = {text:?}, must be 0, or 1s or more"));
+            None
+        }
+    }
+}
+
+fn read_gateway_ports(keys: &mut ConfigMapReader<'_>) -> PortRanges {
+    let key = "rouse.dev.gateway-ports";
+    let ports = PortRanges::parse(split_list(keys, key));
+    ports.unwrap_or_else(|entry| {
+        keys.add_error(format!("{key} has {entry:?}, must be ports and ranges: 5432,6000-6100"));
+        PortRanges::default()
+    })
 }
 
 /// Entries of a key, separated by commas or white space.

@@ -85,6 +85,10 @@ pub const PATH: &str = "rouse.dev/path";
 pub const CLIENT_CA: &str = "rouse.dev/client-ca";
 /// Demand for certificates of a DomainMapping's clients: `require` or `optional`.
 pub const CLIENT_AUTH: &str = "rouse.dev/client-auth";
+/// Treatment of TLS of a DomainMapping: `passthrough` leaves it to a service of raw TCP.
+pub const TLS: &str = "rouse.dev/tls";
+/// Only value of [`TLS`].
+pub const TLS_PASSTHROUGH: &str = "passthrough";
 /// Host of a DomainMapping that is not its name: another one has that host too, or it has a wildcard.
 pub const HOST: &str = "rouse.dev/host";
 /// Prefix of the paths that a DomainMapping serves, in whole segments.
@@ -95,6 +99,10 @@ pub const STRIP_PREFIX: &str = "rouse.dev/strip-prefix";
 pub const HSTS: &str = "rouse.dev/hsts";
 /// Protocol of the pods, which counts before the name of their port: `http1`, `h2c` or `tcp`.
 pub const PROTOCOL: &str = "rouse.dev/protocol";
+/// Gateway port of a Route: each connection to it from outside is raw TCP for the service.
+pub const GATEWAY_PORT: &str = "rouse.dev/port";
+/// Annotation of the placeholder of a Route's own name: the gateway port that the Route owns.
+pub const OWNED_GATEWAY_PORT: &str = "rouse.dev/gateway-port";
 /// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.
 pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 /// Retired spelling of [`TOPOLOGY_MODE`], which counts first.

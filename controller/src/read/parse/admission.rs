@@ -293,6 +293,9 @@ fn collect_warnings(
         AdmittedKind::ClusterDomainClaim => return,
     };
     known_keys::warn_unused_keys(meta, place, "metadata", warnings);
+    if request.kind == AdmittedKind::DomainMapping {
+        tcp_warnings::warn_passthrough_settings(meta, request.object, warnings);
+    }
     if request.kind != AdmittedKind::Service && request.kind != AdmittedKind::Configuration {
         return;
     }

@@ -83,16 +83,18 @@ const ON_TEMPLATE: &str = "it belongs on a template, under \"spec.template.metad
 const NO_SIDECAR: &str = "pods have no sidecar here";
 const WRITTEN_BY_PLATFORM: &str = "the platform writes it";
 
-pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 51] = [
+pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 53] = [
     known_key(&key::ROLLOUT_DURATION, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::HTTP_PROTOCOL, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(&[key::CLIENT_CA], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::CLIENT_AUTH], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::HSTS], &[DomainMapping], ON_DOMAIN_MAPPING),
+    known_key(&[key::TLS], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::HOST], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::PATH_PREFIX], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::STRIP_PREFIX], &[DomainMapping], ON_DOMAIN_MAPPING),
     known_key(&[key::PATH], PATH_PLACES, ON_ROUTE),
+    known_key(&[key::GATEWAY_PORT], ROUTE_PLACES, ON_ROUTE),
     known_key(&[key::TRAFFIC_DISTRIBUTION], PATH_PLACES, ON_ROUTE),
     known_key(&[key::PROTOCOL], REVISION_PLACES, ON_TEMPLATE),
     known_key(&[key::STANDBY], REVISION_PLACES, ON_TEMPLATE),

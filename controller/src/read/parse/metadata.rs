@@ -1,7 +1,7 @@
 //! Pure: rules of names, labels and annotations (knative/serving `pkg/apis/serving/metadata_validation.go` and
 //! `pkg/apis/serving/v1/*_validation.go` at 98e5ef9).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, num::NonZeroU16};
 
 use k8s_openapi::{
     api::core::v1::ResourceRequirements, apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -106,6 +106,7 @@ pub(super) fn check_route_annotations(annotations: &AnnotationMap, problems: &mu
     check_path(annotations, AT, problems);
     check_traffic_distribution(annotations, AT, problems);
     check_http_protocol(annotations, problems);
+    check_gateway_port(annotations, AT, problems);
     check_disabled_tls(annotations, problems);
 }
 
@@ -192,6 +193,15 @@ fn check_protocol(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
     if let Some(value) = all.get(key::PROTOCOL).filter(is_unknown) {
         let problem = Problem::invalid(format!("{at}.{}", key::PROTOCOL), value);
         problems.push(problem.with_details("use http1, h2c or tcp"));
+    }
+}
+
+/// Checks Rouse's own annotation for the gateway port. Settings and other Routes decide later if the Route gets it.
+fn check_gateway_port(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
+    let is_no_port = |it: &&String| it.parse::<NonZeroU16>().is_err();
+    if let Some(value) = all.get(key::GATEWAY_PORT).filter(is_no_port) {
+        let problem = Problem::invalid(format!("{at}.{}", key::GATEWAY_PORT), value);
+        problems.push(problem.with_details("use a port, 1 to 65535"));
     }
 }
 

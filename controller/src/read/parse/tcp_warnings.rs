@@ -1,4 +1,5 @@
-//! Pure: warnings about settings of HTTP that have no effect on a Revision that speaks raw TCP.
+//! Pure: warnings about settings that have no effect because of the protocol: those of HTTP on a Revision that speaks raw
+//! TCP, a gateway port on one that does not, and those of the gateway's TLS on a host whose TLS is passed through.
 
 use common::wire::AppProtocol;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -9,8 +10,9 @@ use crate::model::{
     problem::Problem,
 };
 
-/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`. `meta` is the
-/// metadata of the object, `template` that of its template, and `spec` the spec of its template.
+/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`, and of a gateway
+/// port on one whose template does not. `meta` is the metadata of the object, `template` that of its template, and
+/// `spec` the spec of its template.
 pub(super) fn warn_http_settings(
     meta: &ObjectMeta,
     template: &ObjectMeta,
@@ -18,13 +20,17 @@ pub(super) fn warn_http_settings(
     warnings: &mut Vec<Problem>,
 ) {
     let value = template.annotations.as_ref().and_then(|all| all.get(key::PROTOCOL));
-    if value.and_then(|it| parse_protocol(it)) != Some(AppProtocol::Tcp) {
-        return;
-    }
+    let is_tcp = value.and_then(|it| parse_protocol(it)) == Some(AppProtocol::Tcp);
     let mut warn = |at: String, field: &str, reason: &str| {
         warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
     };
     let annotations = meta.annotations.iter().flat_map(|all| all.keys());
+    if !is_tcp {
+        for name in annotations.filter(|it| *it == key::GATEWAY_PORT) {
+            warn(format!("metadata.annotations.{name}"), name, "only raw TCP has a gateway port");
+        }
+        return;
+    }
     for name in annotations.filter(|it| key::HTTP_PROTOCOL.contains(&it.as_str())) {
         warn(format!("metadata.annotations.{name}"), name, "raw TCP has no host outside");
     }
@@ -32,5 +38,30 @@ pub(super) fn warn_http_settings(
         let field = "idleTimeoutSeconds";
         let at = format!("spec.template.spec.{field}");
         warn(at, field, "connections of raw TCP may be idle without limit");
+    }
+}
+
+/// Warns of settings of TLS and HTTP on a DomainMapping whose TLS the gateway passes through. `meta` is its metadata.
+pub(super) fn warn_passthrough_settings(
+    meta: &ObjectMeta,
+    mapping: &Value,
+    warnings: &mut Vec<Problem>,
+) {
+    let Some(annotations) = &meta.annotations else { return };
+    if annotations.get(key::TLS).is_none_or(|it| it != key::TLS_PASSTHROUGH) {
+        return;
+    }
+    let mut warn = |at: String, field: &str, reason: &str| {
+        warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
+    };
+    for name in annotations.keys() {
+        if name == key::HSTS || key::HTTP_PROTOCOL.contains(&name.as_str()) {
+            let reason = "TLS is passed through, and the gateway speaks no HTTP at the host";
+            warn(format!("metadata.annotations.{name}"), name, reason);
+        }
+    }
+    if !mapping["spec"]["tls"].is_null() {
+        let reason = "TLS is passed through, and the server presents its certificate";
+        warn("spec.tls".to_owned(), "spec.tls", reason);
     }
 }

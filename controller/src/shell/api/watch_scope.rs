@@ -495,7 +495,9 @@ mod tests {
             route_annotations: BTreeMap::new(),
             activator_port: Some(20_007),
             serves_tcp: true,
+            serves_local_tls: true,
             affinity: Some(std::time::Duration::from_secs(60)),
+            gateway_port: None,
         };
         let made = placeholder_service(&placeholder).body;
         let mut kept = made.clone();

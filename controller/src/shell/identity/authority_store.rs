@@ -18,7 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    rotation::{CERTIFICATE_LIFETIME, CertificateAuthorities, RotationStep},
+    rotation::{
+        CERTIFICATE_LIFETIME, COMPONENT_SCHEDULE, CertificateAuthorities, RotationSchedule,
+        RotationStep,
+    },
     signing::{self, CertificateSigner, SignError},
 };
 
@@ -137,35 +140,13 @@ impl AuthorityManager {
 
     /// Runs one round at `now`: creates or drops an authority if one is due, and renews this controller's certificate.
     pub async fn refresh(&self, now: SystemTime, is_leader: bool) -> Result<(), AuthorityError> {
-        let store_error = |what| move |source| AuthorityError::Store { what, source };
-        let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let loaded = self.store.load().await.map_err(store_error("read the authorities"))?;
-        let (mut all, version) = match &loaded {
-            Some((text, version)) => (
-                serde_json::from_str(text).map_err(AuthorityError::InvalidSecret)?,
-                Some(version.as_str()),
-            ),
-            None => (CertificateAuthorities::default(), None),
-        };
-        // Only the leader makes changes; the other replicas read them in their next round.
-        let step = if is_leader { all.due_step(now_s) } else { RotationStep::None };
-        if step != RotationStep::None {
-            all = match step {
-                RotationStep::Create => all.with_authority(signing::create_authority(now)?),
-                RotationStep::RemoveOldest => all.without_oldest(),
-                RotationStep::None => all,
-            };
-            let text = serde_json::to_string(&all).map_err(AuthorityError::InvalidSecret)?;
-            // Of two replicas that both believe to lead, the second gets a conflict here, and reads again.
-            self.store.save(&text, version).await.map_err(store_error("write the authorities"))?;
-            info!(?step, authorities = all.all().len(), "authorities changed");
-        }
+        let now_s = unix_seconds(now);
+        let all = refresh_stored(&*self.store, &COMPONENT_SCHEDULE, now, is_leader).await?;
         let mut state = self.state.lock().await;
         self.apply_authorities(&mut state, &all, now, now_s)?;
         // In each round, because the ConfigMap may have been deleted, or written last by a former leader.
         if is_leader {
-            let bundle = all.pem_bundle();
-            self.store.publish(&bundle).await.map_err(store_error("publish the authorities"))?;
+            publish_stored(&*self.store, &all).await?;
         }
         Ok(())
     }
@@ -178,7 +159,8 @@ impl AuthorityManager {
         now: SystemTime,
         now_s: u64,
     ) -> Result<(), AuthorityError> {
-        let authority = all.signing_authority(now_s).ok_or(AuthorityError::NoAuthority)?;
+        let authority = all.signing_authority(&COMPONENT_SCHEDULE, now_s);
+        let authority = authority.ok_or(AuthorityError::NoAuthority)?;
         let changed =
             state.authorities_in_use != *all || state.signer_created_s != authority.made_s;
         if changed {
@@ -205,4 +187,56 @@ impl AuthorityManager {
         }
         Ok(())
     }
+}
+
+/// Reads the authorities, and creates or drops one if that is due at `now` and this replica leads.
+pub(super) async fn refresh_stored(
+    store: &dyn AuthorityStore,
+    schedule: &RotationSchedule,
+    now: SystemTime,
+    is_leader: bool,
+) -> Result<CertificateAuthorities, AuthorityError> {
+    let loaded = store.load().await.map_err(store_error("read the authorities"))?;
+    let (all, version) = match &loaded {
+        Some((text, version)) => (
+            serde_json::from_str(text).map_err(AuthorityError::InvalidSecret)?,
+            Some(version.as_str()),
+        ),
+        None => (CertificateAuthorities::default(), None),
+    };
+    // Only the leader makes changes; the other replicas read them in their next round.
+    let step =
+        if is_leader { all.due_step(schedule, unix_seconds(now)) } else { RotationStep::None };
+    let next = match step {
+        RotationStep::None => return Ok(all),
+        RotationStep::Create => all.with_authority(signing::create_authority(schedule, now)?),
+        RotationStep::RemoveOldest => all.without_oldest(),
+    };
+    let text = serde_json::to_string(&next).map_err(AuthorityError::InvalidSecret)?;
+    // Of two replicas that both believe to lead, the second gets a conflict here, and reads again.
+    store.save(&text, version).await.map_err(store_error("write the authorities"))?;
+    info!(
+        ?step,
+        kind = schedule.common_name,
+        authorities = next.all().len(),
+        "authorities changed"
+    );
+    Ok(next)
+}
+
+/// Writes the certificates of all authorities where those who trust them read them.
+pub(super) async fn publish_stored(
+    store: &dyn AuthorityStore,
+    all: &CertificateAuthorities,
+) -> Result<(), AuthorityError> {
+    store.publish(&all.pem_bundle()).await.map_err(store_error("publish the authorities"))
+}
+
+fn store_error(what: &'static str) -> impl FnOnce(AuthorityStoreError) -> AuthorityError {
+    move |source| AuthorityError::Store { what, source }
+}
+
+/// Seconds since 1970.
+pub(super) fn unix_seconds(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

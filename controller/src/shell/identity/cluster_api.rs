@@ -23,12 +23,40 @@ use super::{
 };
 use crate::model::object::FIELD_MANAGER;
 
-/// Name of both the Secret and the ConfigMap.
-pub const AUTHORITIES_NAME: &str = "rouse-authorities";
 /// Key in the Secret: authorities with their private keys.
 const SECRET_KEY: &str = "authorities.json";
-/// Key in the ConfigMap: certificates in PEM, which the components mount.
-const BUNDLE_KEY: &str = "ca.pem";
+/// Label of ConfigMaps whose certificates Knative's components trust (knative/networking `pkg/apis/networking`,
+/// `TrustBundleLabelKey`).
+const TRUST_BUNDLE_LABEL: &str = "networking.knative.dev/trust-bundle";
+
+/// Objects that hold the authorities of one kind.
+#[derive(Clone, Copy, Debug)]
+struct AuthorityObjects {
+    /// Name of the Secret with the private keys.
+    secret: &'static str,
+    /// Name of the ConfigMap with the certificates.
+    bundle: &'static str,
+    /// Key in the ConfigMap: certificates in PEM.
+    bundle_key: &'static str,
+    /// True if Knative's components are to trust the ConfigMap.
+    is_trust_bundle: bool,
+}
+
+/// Objects of the authorities of components, which mount the ConfigMap.
+const COMPONENT_OBJECTS: AuthorityObjects = AuthorityObjects {
+    secret: "rouse-authorities",
+    bundle: "rouse-authorities",
+    bundle_key: "ca.pem",
+    is_trust_bundle: false,
+};
+
+/// Objects of the authorities of names inside the cluster.
+const LOCAL_OBJECTS: AuthorityObjects = AuthorityObjects {
+    secret: "rouse-local-authorities",
+    bundle: "rouse-trust-bundle",
+    bundle_key: "ca.crt",
+    is_trust_bundle: true,
+};
 
 /// Client of the cluster for reviews, Secret and ConfigMap.
 #[derive(Clone)]
@@ -36,6 +64,7 @@ pub struct IdentityApiClient {
     reviews: Api<TokenReview>,
     secrets: Api<Secret>,
     bundles: Api<ConfigMap>,
+    objects: AuthorityObjects,
 }
 
 impl std::fmt::Debug for IdentityApiClient {
@@ -45,12 +74,22 @@ impl std::fmt::Debug for IdentityApiClient {
 }
 
 impl IdentityApiClient {
-    /// Creates a client for the cluster of `client`; Rouse runs in `namespace`.
+    /// Creates a client for the cluster of `client`, with the authorities of components; Rouse runs in `namespace`.
     pub fn new(client: &Client, namespace: &str) -> Self {
+        Self::with_objects(client, namespace, COMPONENT_OBJECTS)
+    }
+
+    /// Creates a client with the authorities of names inside the cluster.
+    pub fn for_local_names(client: &Client, namespace: &str) -> Self {
+        Self::with_objects(client, namespace, LOCAL_OBJECTS)
+    }
+
+    fn with_objects(client: &Client, namespace: &str, objects: AuthorityObjects) -> Self {
         Self {
             reviews: Api::all(client.clone()),
             secrets: Api::namespaced(client.clone(), namespace),
             bundles: Api::namespaced(client.clone(), namespace),
+            objects,
         }
     }
 }
@@ -76,7 +115,9 @@ impl TokenReviewer for IdentityApiClient {
 #[tonic::async_trait]
 impl AuthorityStore for IdentityApiClient {
     async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError> {
-        let Some(secret) = self.secrets.get_opt(AUTHORITIES_NAME).await? else { return Ok(None) };
+        let Some(secret) = self.secrets.get_opt(self.objects.secret).await? else {
+            return Ok(None);
+        };
         let version = secret.metadata.resource_version.unwrap_or_default();
         let text = secret.data.and_then(|mut data| data.remove(SECRET_KEY));
         // A Secret without the key counts as empty; the leader then fills it under its version.
@@ -86,7 +127,7 @@ impl AuthorityStore for IdentityApiClient {
 
     async fn save(&self, text: &str, version: Option<&str>) -> Result<(), AuthorityStoreError> {
         let metadata = ObjectMeta {
-            name: Some(AUTHORITIES_NAME.to_owned()),
+            name: Some(self.objects.secret.to_owned()),
             resource_version: version.map(str::to_owned),
             ..ObjectMeta::default()
         };
@@ -97,18 +138,22 @@ impl AuthorityStore for IdentityApiClient {
         // Both fail if another replica was faster: `create` with 409 AlreadyExists, `replace` with 409 Conflict.
         match version {
             None => self.secrets.create(&params, &secret).await?,
-            Some(_) => self.secrets.replace(AUTHORITIES_NAME, &params, &secret).await?,
+            Some(_) => self.secrets.replace(self.objects.secret, &params, &secret).await?,
         };
         Ok(())
     }
 
     async fn publish(&self, bundle: &str) -> Result<(), AuthorityStoreError> {
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        let body = json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": AUTHORITIES_NAME },
-            "data": { BUNDLE_KEY: bundle },
+        let AuthorityObjects { bundle: name, bundle_key, is_trust_bundle, .. } = self.objects;
+        let mut body = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name },
+            "data": { bundle_key: bundle },
         });
-        self.bundles.patch(AUTHORITIES_NAME, &params, &Patch::Apply(body)).await?;
+        if is_trust_bundle {
+            body["metadata"]["labels"] = json!({ TRUST_BUNDLE_LABEL: "true" });
+        }
+        self.bundles.patch(name, &params, &Patch::Apply(body)).await?;
         Ok(())
     }
 }

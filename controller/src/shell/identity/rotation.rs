@@ -16,13 +16,39 @@ use serde::{Deserialize, Serialize};
 
 /// Lifetime of a component's certificate, which is replaced at about half of it.
 pub const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(3_600);
-/// Time for all components to trust a new authority, and to replace what the old one signed, in s. It is twice the
-/// lifetime of a certificate, in which every component renews at least twice.
-const OVERLAP_S: u64 = 2 * 3_600;
-/// Lifetime of an authority in s.
-pub const AUTHORITY_LIFETIME_S: u64 = 365 * 86_400;
-/// Age of an authority at which its successor is created, in s.
-const ROTATION_AGE_S: u64 = 240 * 86_400;
+/// Lifetime of a certificate for names inside the cluster, which is replaced at about half of it.
+pub const LOCAL_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(30 * 86_400);
+
+/// Times of the authorities of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RotationSchedule {
+    /// Begin of the common names of the authorities.
+    pub common_name: &'static str,
+    /// Time for all to trust a new authority, and to replace what the old one signed, in s. It is longer than the
+    /// lifetime of a certificate.
+    pub overlap_s: u64,
+    /// Lifetime of an authority in s.
+    pub lifetime_s: u64,
+    /// Age of an authority at which its successor is created, in s.
+    pub rotation_age_s: u64,
+}
+
+/// Schedule of the authorities of components. In an overlap, every component renews its certificate at least twice.
+pub const COMPONENT_SCHEDULE: RotationSchedule = RotationSchedule {
+    common_name: "Rouse authority",
+    overlap_s: 2 * 3_600,
+    lifetime_s: 365 * 86_400,
+    rotation_age_s: 240 * 86_400,
+};
+
+/// Schedule of the authorities of names inside the cluster. Users copy these to their clients, also by hand, so the
+/// overlap is months.
+pub const LOCAL_SCHEDULE: RotationSchedule = RotationSchedule {
+    common_name: "Rouse cluster-local authority",
+    overlap_s: 60 * 86_400,
+    lifetime_s: 3 * 365 * 86_400,
+    rotation_age_s: 365 * 86_400,
+};
 
 /// One authority, as stored in the Secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,24 +93,29 @@ impl CertificateAuthorities {
         &self.0
     }
 
-    /// The authority that signs at `now_s`: the newest that all components have had time to trust.
-    pub fn signing_authority(&self, now_s: u64) -> Option<&CertificateAuthority> {
+    /// The authority that signs at `now_s`: the newest that all have had time to trust.
+    pub fn signing_authority(
+        &self,
+        schedule: &RotationSchedule,
+        now_s: u64,
+    ) -> Option<&CertificateAuthority> {
         let valid = || self.0.iter().filter(|it| now_s < it.ends_s);
-        let distributed = valid().rfind(|it| it.made_s.saturating_add(OVERLAP_S) <= now_s);
+        let distributed = valid().rfind(|it| it.made_s.saturating_add(schedule.overlap_s) <= now_s);
         // At the first start none is old enough, so the oldest valid one signs at once.
         distributed.or_else(|| valid().next())
     }
 
     /// The action that is due at `now_s`.
-    pub fn due_step(&self, now_s: u64) -> RotationStep {
+    pub fn due_step(&self, schedule: &RotationSchedule, now_s: u64) -> RotationStep {
         let Some(newest) = self.0.last() else { return RotationStep::Create };
         // After a year without a controller the newest has expired, and its successor signs at once.
-        if newest.made_s.saturating_add(ROTATION_AGE_S) <= now_s || newest.ends_s <= now_s {
+        let is_old = newest.made_s.saturating_add(schedule.rotation_age_s) <= now_s;
+        if is_old || newest.ends_s <= now_s {
             return RotationStep::Create;
         }
         let [oldest, next, ..] = &self.0[..] else { return RotationStep::None };
         // One overlap until `next` signs, and another until nothing that `oldest` signed is valid.
-        let replaced = next.made_s.saturating_add(2 * OVERLAP_S) <= now_s;
+        let replaced = next.made_s.saturating_add(2 * schedule.overlap_s) <= now_s;
         if replaced || oldest.ends_s <= now_s {
             RotationStep::RemoveOldest
         } else {
@@ -117,6 +148,11 @@ mod tests {
 
     use super::*;
 
+    const SCHEDULE: &RotationSchedule = &COMPONENT_SCHEDULE;
+    const OVERLAP_S: u64 = COMPONENT_SCHEDULE.overlap_s;
+    const ROTATION_AGE_S: u64 = COMPONENT_SCHEDULE.rotation_age_s;
+    const AUTHORITY_LIFETIME_S: u64 = COMPONENT_SCHEDULE.lifetime_s;
+
     fn made(at: u64) -> CertificateAuthority {
         CertificateAuthority {
             certificate: format!("{at}"),
@@ -127,7 +163,7 @@ mod tests {
     }
 
     fn advance(all: CertificateAuthorities, now_s: u64) -> CertificateAuthorities {
-        match all.due_step(now_s) {
+        match all.due_step(SCHEDULE, now_s) {
             RotationStep::None => all,
             RotationStep::Create => all.with_authority(made(now_s)),
             RotationStep::RemoveOldest => all.without_oldest(),
@@ -137,11 +173,11 @@ mod tests {
     #[test]
     fn the_first_signs_at_once() {
         let all = advance(CertificateAuthorities::default(), 100);
-        assert_eq!(all.signing_authority(100), Some(&made(100)));
-        assert_eq!(all.due_step(100), RotationStep::None);
+        assert_eq!(all.signing_authority(SCHEDULE, 100), Some(&made(100)));
+        assert_eq!(all.due_step(SCHEDULE, 100), RotationStep::None);
         // A clock that was set back changes nothing.
         assert_eq!(
-            (all.signing_authority(5), all.due_step(5)),
+            (all.signing_authority(SCHEDULE, 5), all.due_step(SCHEDULE, 5)),
             (Some(&made(100)), RotationStep::None)
         );
     }
@@ -150,9 +186,12 @@ mod tests {
     fn a_successor_is_trusted_before_it_signs_and_its_forerunner_after_it_signed() {
         let all = advance(advance(CertificateAuthorities::default(), 0), ROTATION_AGE_S);
         assert_eq!(all.all(), [made(0), made(ROTATION_AGE_S)]);
-        assert_eq!(all.signing_authority(ROTATION_AGE_S + OVERLAP_S - 1), Some(&made(0)));
-        assert_eq!(all.signing_authority(ROTATION_AGE_S + OVERLAP_S), Some(&made(ROTATION_AGE_S)));
-        assert_eq!(all.due_step(ROTATION_AGE_S + 2 * OVERLAP_S - 1), RotationStep::None);
+        assert_eq!(all.signing_authority(SCHEDULE, ROTATION_AGE_S + OVERLAP_S - 1), Some(&made(0)));
+        assert_eq!(
+            all.signing_authority(SCHEDULE, ROTATION_AGE_S + OVERLAP_S),
+            Some(&made(ROTATION_AGE_S))
+        );
+        assert_eq!(all.due_step(SCHEDULE, ROTATION_AGE_S + 2 * OVERLAP_S - 1), RotationStep::None);
         let later = ROTATION_AGE_S + 2 * OVERLAP_S;
         assert_eq!(advance(all, later).all(), [made(ROTATION_AGE_S)]);
     }
@@ -161,8 +200,18 @@ mod tests {
     fn after_a_year_without_a_controller_a_new_one_signs_at_once() {
         let now_s = AUTHORITY_LIFETIME_S + 5;
         let all = advance(advance(CertificateAuthorities::default(), 0), now_s);
-        assert_eq!(all.signing_authority(now_s), Some(&made(now_s)));
+        assert_eq!(all.signing_authority(SCHEDULE, now_s), Some(&made(now_s)));
         assert_eq!(advance(all, now_s).all(), [made(now_s)]);
+    }
+
+    #[test]
+    fn what_either_kind_has_signed_ends_before_its_authority_loses_trust() {
+        let lifetimes = [CERTIFICATE_LIFETIME, LOCAL_CERTIFICATE_LIFETIME];
+        for (schedule, lifetime) in [COMPONENT_SCHEDULE, LOCAL_SCHEDULE].iter().zip(lifetimes) {
+            assert!(lifetime.as_secs() < schedule.overlap_s, "{schedule:?}");
+            let last_use = schedule.rotation_age_s + 2 * schedule.overlap_s;
+            assert!(last_use < schedule.lifetime_s, "{schedule:?}");
+        }
     }
 
     #[test]
@@ -185,7 +234,7 @@ mod tests {
                 now += step;
                 all = advance(all, now);
                 prop_assert!(all.all().len() <= 2);
-                let signer = all.signing_authority(now).expect("one signs").clone();
+                let signer = all.signing_authority(SCHEDULE, now).expect("one signs").clone();
                 signed.push((now + CERTIFICATE_LIFETIME.as_secs(), signer));
                 signed.retain(|(until, _)| *until >= now);
                 for (_, authority) in &signed {

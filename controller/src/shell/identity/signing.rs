@@ -10,7 +10,9 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _};
 
-use super::rotation::{AUTHORITY_LIFETIME_S, CERTIFICATE_LIFETIME, CertificateAuthority};
+use super::rotation::{
+    CERTIFICATE_LIFETIME, CertificateAuthority, LOCAL_CERTIFICATE_LIFETIME, RotationSchedule,
+};
 
 /// Difference of clocks that is tolerated: a certificate is valid from this long before it is signed.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
@@ -30,12 +32,15 @@ pub enum SignError {
 }
 
 /// Creates a new authority with a self-signed certificate.
-pub fn create_authority(now: SystemTime) -> Result<CertificateAuthority, SignError> {
+pub fn create_authority(
+    schedule: &RotationSchedule,
+    now: SystemTime,
+) -> Result<CertificateAuthority, SignError> {
     let made_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let end = now + Duration::from_secs(AUTHORITY_LIFETIME_S);
+    let end = now + Duration::from_secs(schedule.lifetime_s);
     let mut params = CertificateParams::default();
-    params.distinguished_name = distinguished_name(&format!("Rouse authority {made_s}"));
-    // A path length of 0: it signs certificates of components, and no further authorities.
+    params.distinguished_name = distinguished_name(&format!("{} {made_s}", schedule.common_name));
+    // A path length of 0: it signs certificates of components or names, and no further authorities.
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     params.not_before = (now - CLOCK_SKEW).into();
@@ -45,7 +50,7 @@ pub fn create_authority(now: SystemTime) -> Result<CertificateAuthority, SignErr
         certificate: params.self_signed(&key)?.pem(),
         key: key.serialize_pem(),
         made_s,
-        ends_s: made_s + AUTHORITY_LIFETIME_S,
+        ends_s: made_s + schedule.lifetime_s,
     })
 }
 
@@ -100,6 +105,29 @@ impl CertificateSigner {
     ) -> Result<OwnCertificate, SignError> {
         let key = KeyPair::generate()?;
         let (certificate, _) = self.sign_certificate(&key, identity, now)?;
+        Ok(OwnCertificate { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()) })
+    }
+
+    /// Creates a key and a certificate for hosts, of use to servers alone.
+    ///
+    /// # Errors
+    ///
+    /// If a host is not ASCII, or the system has no random numbers.
+    pub fn issue_for_hosts(
+        &self,
+        hosts: &[String],
+        now: SystemTime,
+    ) -> Result<OwnCertificate, SignError> {
+        let (key, end) = (KeyPair::generate()?, now + LOCAL_CERTIFICATE_LIFETIME);
+        let mut params = CertificateParams::new(hosts)?;
+        // Clients read the alternative names only. A common name has at most 64 characters, and hosts may have more.
+        params.distinguished_name = distinguished_name("Rouse cluster-local names");
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.not_before = (now - CLOCK_SKEW).into();
+        params.not_after = end.into();
+        params.use_authority_key_identifier_extension = true;
+        let certificate = params.signed_by(&key, &self.0)?.der().clone();
         Ok(OwnCertificate { certificate, key: PrivatePkcs8KeyDer::from(key.serialize_der()) })
     }
 

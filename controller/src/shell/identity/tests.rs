@@ -27,7 +27,10 @@ use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, transport::Channel};
 
-use super::{rotation::CertificateAuthorities, *};
+use super::{
+    rotation::{COMPONENT_SCHEDULE, CertificateAuthorities},
+    *,
+};
 use crate::{
     decide::machine::ControllerStateMachine,
     model::cluster_state::ClusterState,
@@ -40,7 +43,7 @@ const FOLLOWER: bool = false;
 
 /// A cluster in memory: results of TokenReviews, and a Secret.
 #[derive(Debug, Default)]
-struct FakeIdentityCluster {
+pub(super) struct FakeIdentityCluster {
     tokens: Mutex<BTreeMap<String, TokenReviewResult>>,
     secret: Mutex<Option<(String, u64)>>,
     bundle: Mutex<String>,
@@ -50,6 +53,11 @@ struct FakeIdentityCluster {
 }
 
 impl FakeIdentityCluster {
+    /// Returns the bundle that was published last.
+    pub(super) fn bundle(&self) -> String {
+        self.bundle.lock().expect("no panic").clone()
+    }
+
     fn add_token(&self, token: &str, account: &str, node: &str, pod: &str) {
         let extra = [("pod-name", pod), ("pod-uid", "0c7f"), ("node-name", node)];
         let extra_entry = |(key, value): (&str, &str)| {
@@ -441,7 +449,7 @@ async fn authorities_are_replaced_with_an_overlap() {
         let text = cluster.secret.lock().expect("no panic").clone().expect("a Secret").0;
         let all: CertificateAuthorities = serde_json::from_str(&text).expect("authorities");
         let at_s = at.duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
-        let signer = all.signing_authority(at_s).expect("signs").made_s;
+        let signer = all.signing_authority(&COMPONENT_SCHEDULE, at_s).expect("signs").made_s;
         let newest = all.all().last().expect("one").made_s;
         steps.push((trusted, signer == newest));
     }

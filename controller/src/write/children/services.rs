@@ -1,6 +1,6 @@
 //! Pure: the core group's Services: two for each Revision, one for each name of a Route.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
 
 use common::wire::AppProtocol;
 use k8s_openapi::{
@@ -30,12 +30,17 @@ const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessserv
 const HTTP_PORT: i32 = 80;
 /// Service port for HTTP/2 without TLS.
 const HTTP2_PORT: i32 = 81;
+/// Port of a Route's names for https inside the cluster.
+const HTTPS_PORT: i32 = 443;
+/// Name of that port. kube-proxy finds the port of the slices by it.
+pub(super) const HTTPS_PORT_NAME: &str = "https";
 
 /// Annotations of a Route that its Services do not inherit. With [`key::SCALE_TO_ZERO`] they would be scaled Services.
-const UNINHERITED_ANNOTATIONS: [&str; 5] = [
+const UNINHERITED_ANNOTATIONS: [&str; 6] = [
     APPLIED_ANNOTATION,
     key::SCALE_TO_ZERO,
     ACTIVATOR_PORT_ANNOTATION,
+    key::OWNED_GATEWAY_PORT,
     key::ALLOCATIONS,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
@@ -132,8 +137,12 @@ pub struct PlaceholderSpec<'a> {
     pub activator_port: Option<u16>,
     /// True if the name serves raw TCP.
     pub serves_tcp: bool,
+    /// True if the name serves https inside the cluster.
+    pub serves_local_tls: bool,
     /// Time for which a client keeps its pod, as a user has set it on the placeholder; `None`: no affinity.
     pub affinity: Option<Duration>,
+    /// Gateway port that the Route owns, if the name is its own.
+    pub gateway_port: Option<NonZeroU16>,
 }
 
 impl PlaceholderSpec<'_> {
@@ -155,13 +164,15 @@ impl PlaceholderSpec<'_> {
         labels
     }
 
-    /// Annotations of the placeholder: the Route's, and the port of its name at the activators.
+    /// Annotations of the placeholder: the Route's, the port of its name at the activators, and its gateway port.
     fn annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = self.route_annotations.clone();
         // The annotations of `kubectl apply` and of Rouse's writer describe the Route object, not this one.
         annotations.retain(|key, _| !UNINHERITED_ANNOTATIONS.contains(&key.as_str()));
         let port = self.activator_port.map(|port| port.to_string());
         annotations.extend(port.map(|port| (ACTIVATOR_PORT_ANNOTATION.to_owned(), port)));
+        let port = self.gateway_port.map(|port| port.to_string());
+        annotations.extend(port.map(|port| (key::OWNED_GATEWAY_PORT.to_owned(), port)));
         annotations
     }
 
@@ -202,15 +213,27 @@ pub fn placeholder_service(of: &PlaceholderSpec<'_>) -> ChildObject {
         internal_traffic_policy: Some("Cluster".into()),
         session_affinity: Some(session_affinity.into()),
         session_affinity_config: of.affinity.map(affinity_config),
-        ports: Some(vec![ServicePort {
-            name: Some("http".into()),
-            app_protocol: of.app_protocol().map(Into::into),
-            port: HTTP_PORT,
-            protocol: Some("TCP".into()),
-            target_port: Some(IntOrString::Int(HTTP_PORT)),
-            ..ServicePort::default()
-        }]),
+        ports: Some(placeholder_ports(of)),
         ..ServiceSpec::default()
     };
     ChildObject::new(ResourceKind::Service, meta, json!({"spec": spec}))
+}
+
+fn placeholder_ports(of: &PlaceholderSpec<'_>) -> Vec<ServicePort> {
+    let http = ServicePort {
+        name: Some("http".into()),
+        app_protocol: of.app_protocol().map(Into::into),
+        port: HTTP_PORT,
+        protocol: Some("TCP".into()),
+        target_port: Some(IntOrString::Int(HTTP_PORT)),
+        ..ServicePort::default()
+    };
+    let https = of.serves_local_tls.then(|| ServicePort {
+        name: Some(HTTPS_PORT_NAME.into()),
+        port: HTTPS_PORT,
+        protocol: Some("TCP".into()),
+        target_port: Some(IntOrString::Int(HTTPS_PORT)),
+        ..ServicePort::default()
+    });
+    [Some(http), https].into_iter().flatten().collect()
 }

@@ -86,13 +86,20 @@ pub fn route_name_slices(
             owner_references: Some(vec![of.owner().to_owner_reference()]),
             ..ObjectMeta::default()
         };
-        let port = EndpointPort {
+        let http = EndpointPort {
             name: Some("http".into()),
             app_protocol: of.app_protocol().map(Into::into),
             port: Some(port.into()),
             protocol: Some("TCP".into()),
         };
-        slice_object(meta, &of.name(), family, to_endpoints(&chosen, &hints, family), &[port])
+        // At one port, activators tell both by the first byte of a connection.
+        let https = of.serves_local_tls.then(|| EndpointPort {
+            name: Some(services::HTTPS_PORT_NAME.into()),
+            app_protocol: None,
+            ..http.clone()
+        });
+        let ports: Vec<EndpointPort> = [Some(http), https].into_iter().flatten().collect();
+        slice_object(meta, &of.name(), family, to_endpoints(&chosen, &hints, family), &ports)
     };
     FAMILIES.into_iter().filter_map(slice).collect()
 }

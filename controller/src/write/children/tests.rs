@@ -96,7 +96,9 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     route_annotations: BTreeMap::new(),
     activator_port: Some(20_007),
     serves_tcp: false,
+    serves_local_tls: false,
     affinity: None,
+    gateway_port: None,
 };
 
 static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);
@@ -422,6 +424,25 @@ fn a_name_that_serves_raw_tcp_tells_meshes_so() {
         // A name that changed with the protocol would separate the Service from its slices for a moment.
         assert_eq!((&port["name"], &port["appProtocol"]), (&json!("http"), &json!("tcp")));
     }
+}
+
+/// kube-proxy joins the ports of a Service and of its slices by their names. Activators tell both by the first byte.
+#[test]
+fn https_inside_the_cluster_leads_to_the_same_port_of_the_activators() {
+    let name = PlaceholderSpec { serves_local_tls: true, ..ROUTE };
+    let service = services::placeholder_service(&name);
+    let slices = slices::route_name_slices(&name, &[activator(1, &["10.0.0.1"])], 0, no_hints());
+    let ports = |object: &Value, path: &str| -> Vec<(String, u64)> {
+        let all = at(object, path).as_array().cloned().unwrap_or_default();
+        let port = |it: &Value| {
+            let name = it["name"].as_str().unwrap_or_default().to_owned();
+            (name, it["port"].as_u64().unwrap_or_default())
+        };
+        all.iter().map(port).collect()
+    };
+    let named = |http, https| [("http".to_owned(), http), ("https".to_owned(), https)];
+    assert_eq!(ports(&service.body, "/spec/ports"), named(80, 443));
+    assert_eq!(ports(&slices[0].body, "/ports"), named(20_007, 20_007));
 }
 
 #[test]

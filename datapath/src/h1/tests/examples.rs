@@ -47,6 +47,35 @@ fn a_connection_is_in_use_from_a_messages_first_byte_to_the_end_of_its_answer() 
 }
 
 #[test]
+fn a_connection_awaits_a_request_between_messages_and_not_before_an_announced_end() {
+    let awaits = |conversation: &[(char, &str)]| {
+        let mut wire = Http1Fixture::new();
+        for (from, bytes) in conversation {
+            let bytes = bytes.as_bytes();
+            if *from == '>' { wire.request(bytes) } else { wire.response(bytes) }
+        }
+        wire.conn.awaits_request()
+    };
+    let interim = "HTTP/1.1 103 Early Hints\r\n\r\n";
+    for idle in [&[('>', GET), ('<', OK5)][..], &[('>', GET), ('<', interim), ('<', OK0)]] {
+        assert!(awaits(idle), "{idle:?}");
+    }
+    let asks_close = "GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+    let states_close = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let long = "POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nbody";
+    for other in [
+        &[('>', asks_close), ('<', OK5)][..],
+        &[('>', GET), ('<', states_close)],
+        &[('>', GET), ('<', interim)],
+        &[('>', GET), ('<', OK5), ('>', &GET[..9])],
+        &[('>', GET), ('>', GET), ('<', OK5)],
+        &[('>', long), ('<', OK5)],
+    ] {
+        assert!(!awaits(other), "{other:?}");
+    }
+}
+
+#[test]
 fn a_keep_alive_connection_carries_one_request_after_another() {
     assert_eq!(
         conversation_log(&[('>', GET), ('<', OK5), ('>', GET), ('<', OK0)]),

@@ -170,7 +170,8 @@ impl<'a> ConnectTrace<'a> {
         let unfit = self.unfit_text();
         let name = self.planner.table.shown_name(ServiceNumber::Routed(number));
         let name = name.unwrap_or(NamespacedName::EMPTY);
-        unfit.unwrap_or_else(|| self.planner.table.activator_reason(number, &name))
+        let table = &self.planner.table;
+        unfit.unwrap_or_else(|| table.activator_reason(number, &name, &self.key))
     }
 
     fn refusal_reason(&self) -> String {

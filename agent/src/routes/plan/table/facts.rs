@@ -1,10 +1,13 @@
 //! Pure: facts about the services of the RouteTable: their pods, and the reason for the path of their connects.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    num::NonZeroU16,
+};
 
 use common::{
     service_routing::SelectionRule,
-    wire::{NamespacedName, RoutingPhase},
+    wire::{LOCAL_TLS_PORT, NamespacedName, RoutingPhase},
 };
 use datapath::abi::FrontendKey;
 
@@ -41,7 +44,8 @@ impl PlannerTable {
                 let service = self.services.get(number);
                 // The pods of several Revisions are not endpoints of one list.
                 let known = service.direct_revision.map(|it| self.pods_for(service, it).count());
-                self.frontend_keys(number).into_iter().map(|key| (key, known)).collect()
+                let own = service.own_frontends().map(|key| (key, known));
+                own.chain(service.local_tls_frontends().map(|key| (key, None))).collect()
             }
             ServiceNumber::Cluster(number) => self.cluster.known_endpoints(number),
         }
@@ -83,7 +87,7 @@ impl PlannerTable {
     /// Returns the frontends whose connects may go directly to a pod.
     pub(crate) fn frontends_of_pod(&self, uid: &str) -> Vec<FrontendKey> {
         let services = self.affected_services(uid).into_iter();
-        services.flat_map(|number| self.frontend_keys(number)).collect()
+        services.flat_map(|number| self.services.get(number).own_frontends()).collect()
     }
 
     /// Returns true if an activator can take the connects to a frontend. IPv4 clients reach IPv4 activators only.
@@ -107,7 +111,12 @@ impl PlannerTable {
         let name = self.shown_name(ServiceNumber::Routed(number));
         let numbers = self.numbers_at(target.to.ip()).into_iter();
         let own = numbers.filter(|it| self.shown_name(ServiceNumber::Routed(*it)) == name);
-        let mut ports: Vec<u16> = own.map(|it| self.services.get(it).port.get()).collect();
+        let ports_of = |number: u32| {
+            let service = self.services.get(number);
+            let local_tls = service.serves_local_tls.then_some(LOCAL_TLS_PORT);
+            [Some(service.port), local_tls].into_iter().flatten().map(NonZeroU16::get)
+        };
+        let mut ports: Vec<u16> = own.flat_map(ports_of).collect();
         ports.sort_unstable();
         let noun = if ports.len() == 1 { "port" } else { "ports" };
         let ports: Vec<String> = ports.into_iter().map(|it| format!("{it}/TCP")).collect();
@@ -128,7 +137,8 @@ impl PlannerTable {
         key: &FrontendKey,
     ) -> Vec<CandidateFacts> {
         let service = self.services.get(number);
-        let Some(revision) = service.direct_revision else { return Vec::new() };
+        let direct = service.direct_revision.filter(|_| !service.is_local_tls(key));
+        let Some(revision) = direct else { return Vec::new() };
         let (is_ipv6, mapped) = (is_ipv6_frontend(key), !self.has_ipv6_activator());
         let hinted = self.hinted_pods(service, is_ipv6, mapped);
         let uids = self.revisions.get(revision).pods.iter();
@@ -195,11 +205,12 @@ impl PlannerTable {
         }
     }
 
-    /// Returns the reason for which connects to a service of the RouteTable go to activators.
+    /// Returns the reason for which connects to a frontend of a service of the RouteTable go to activators.
     pub(in crate::routes::plan) fn activator_reason(
         &self,
         number: u32,
         name: &NamespacedName,
+        key: &FrontendKey,
     ) -> String {
         let service = self.services.get(number);
         let affinity = match service.affinity_seconds {
@@ -207,6 +218,9 @@ impl PlannerTable {
             _ => "; activators choose pods without regard to sessionAffinity",
         };
         let reason = match service.direct_revision {
+            _ if service.is_local_tls(key) => {
+                format!("activators end the TLS of {name} inside the cluster")
+            }
             None => format!(
                 "{name} is on the activator path: it is asleep, or its requests are divided or \
                  counted there"

@@ -51,6 +51,7 @@ pub(super) fn route_subjects(
             protocol: Some(port.protocol),
             uses_pod_ports: true,
             affinity: service.affinity,
+            serves_local_tls: false,
         })
     };
     out.extend(service.ports.iter().filter_map(port_subject).map(RouteChange::Service));

@@ -11,6 +11,26 @@ fn map(pairs: &[(&str, &str)]) -> Result<ParsedConfigMap<NetworkConfig>, String>
     read::<NetworkConfig>(&data).map_err(|it| problems_line(&it))
 }
 
+/// Settings of the gateway that [`every_key_is_followed`] reads.
+fn expected_edge() -> EdgeSettings {
+    EdgeSettings {
+        trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
+            .map(|net| net.parse().unwrap())
+            .into(),
+        requires_proxy_protocol: true,
+        allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
+        allows_underscores: true,
+        certificates: Vec::new(),
+        https_port: NonZeroU16::new(8443),
+        hsts: HstsPolicy::parse("max-age=31536000; includeSubDomains").ok(),
+        tls: TlsSettings {
+            min_version: TlsMinVersion::Tls13,
+            ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
+        },
+        tcp_idle_timeout: Some(Duration::from_secs(3600)),
+    }
+}
+
 #[test]
 fn every_key_is_followed() {
     assert_eq!(map(&[]), Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] }));
@@ -29,23 +49,11 @@ fn every_key_is_followed() {
         default_path: Some(ConnectionPath::Activator),
         certificates: vec!["default-tls".into(), "shop.tls".into(), "other".into()],
         external_domain_tls: true,
+        cluster_local_domain_tls: true,
         certificate_class: "x.example.com".into(),
         wildcard_namespaces: Some(LabelSelector::default()),
-        edge: EdgeSettings {
-            trusted_proxies: ["10.0.0.0/8", "192.0.2.7/32", "fd00::/8"]
-                .map(|net| net.parse().unwrap())
-                .into(),
-            requires_proxy_protocol: true,
-            allowed_upgrades: vec!["xmpp".into(), "foo/2".into()],
-            allows_underscores: true,
-            certificates: Vec::new(),
-            https_port: NonZeroU16::new(8443),
-            hsts: HstsPolicy::parse("max-age=31536000; includeSubDomains").ok(),
-            tls: TlsSettings {
-                min_version: TlsMinVersion::Tls13,
-                ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
-            },
-        },
+        edge: expected_edge(),
+        gateway_ports: PortRanges::parse(["5432", "6000-6100"]).unwrap(),
     };
     let read = map(&[
         ("rouse.dev.trusted-proxies", "10.1.2.3/8, 192.0.2.7,\nfd00::/8"),
@@ -57,7 +65,10 @@ fn every_key_is_followed() {
         ("rouse.dev.hsts", " max-age=31536000; includeSubDomains "),
         ("rouse.dev.tls-min-version", "1.3"),
         ("rouse.dev.tls-ciphers", "TLS_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
+        ("rouse.dev.tcp-idle-timeout", " 1h "),
+        ("rouse.dev.gateway-ports", "5432, 6000-6100"),
         ("external-domain-tls", "Enabled"),
+        ("cluster-local-domain-tls", "Enabled"),
         ("certificate-class", "x.example.com"),
         ("namespace-wildcard-cert-selector", "{}"),
         ("domain-template", source),
@@ -69,6 +80,20 @@ fn every_key_is_followed() {
         ("rouse.dev.path", "activator"),
     ]);
     assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
+}
+
+#[test]
+fn ports_and_the_idle_deadline_of_raw_tcp_have_bounds() {
+    let idle = |text| map(&[("rouse.dev.tcp-idle-timeout", text)]);
+    for off in ["", "0", "0s"] {
+        assert_eq!(idle(off).unwrap().value, NetworkConfig::default(), "{off:?}");
+    }
+    for bad in ["-1s", "999ms", "5", "soon"] {
+        let error = idle(bad).unwrap_err();
+        assert!(error.contains("must be 0, or 1s or more"), "{error}");
+    }
+    let error = map(&[("rouse.dev.gateway-ports", "5432,70000")]).unwrap_err();
+    assert!(error.contains("rouse.dev.gateway-ports has \"70000\""), "{error}");
 }
 
 #[test]
@@ -203,6 +228,14 @@ fn values_that_ask_for_nothing_get_no_warning() {
         map(&pairs),
         Ok(ParsedConfigMap { value: NetworkConfig::default(), warnings: vec![] })
     );
+}
+
+/// No sidecar could end TLS in a pod, so the setting must not look as if requests were encrypted up to there.
+#[test]
+fn tls_between_components_gets_a_warning_that_names_what_is_encrypted() {
+    let read = map(&[("system-internal-tls", "Enabled")]).unwrap();
+    let expected = format!("key \"system-internal-tls\" has no effect: {NO_SYSTEM_TLS}");
+    assert_eq!((read.value, read.warnings), (NetworkConfig::default(), vec![expected]));
 }
 
 #[test]

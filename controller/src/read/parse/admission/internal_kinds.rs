@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use common::wire::{HstsPolicy, is_secret_name};
+use common::wire::{HstsPolicy, PathPrefix, is_secret_name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
@@ -78,6 +78,7 @@ pub(super) fn check_domain_mapping(
     if let Some(annotations) = &meta.annotations {
         check_client_auth(annotations, problems);
         check_hsts(annotations, problems);
+        check_tls_passthrough(annotations, problems);
         metadata::check_disabled_tls(annotations, problems);
     }
     if let Some(tls) = request.object.pointer("/spec/tls").filter(|it| !it.is_null()) {
@@ -141,6 +142,28 @@ fn check_hsts(annotations: &BTreeMap<String, String>, problems: &mut Vec<Problem
     if let Err(fault) = HstsPolicy::parse(text) {
         let problem = Problem::invalid(format!("metadata.annotations.{}", key::HSTS), text);
         problems.push(problem.with_details(fault.to_string()));
+    }
+}
+
+/// Checks Rouse's own annotation for TLS that is passed through. The gateway then has no say in it.
+fn check_tls_passthrough(annotations: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
+    let at = |key: &str| format!("metadata.annotations.{key}");
+    let Some(value) = annotations.get(key::TLS) else { return };
+    if value != key::TLS_PASSTHROUGH {
+        let problem = Problem::invalid(at(key::TLS), value);
+        problems.push(problem.with_details("use passthrough"));
+        return;
+    }
+    if let Some(ca) = annotations.get(key::CLIENT_CA) {
+        let problem = Problem::invalid(at(key::CLIENT_CA), ca);
+        problems.push(problem.with_details("TLS is passed through, so the server has to ask"));
+    }
+    // A prefix that is none has a problem already.
+    let prefix = annotations.get(key::PATH_PREFIX);
+    let has_paths = |it: &&String| PathPrefix::parse(it).is_ok_and(|it| it != PathPrefix::ALL);
+    if let Some(prefix) = prefix.filter(has_paths) {
+        let problem = Problem::invalid(at(key::PATH_PREFIX), prefix);
+        problems.push(problem.with_details("TLS is passed through, so the gateway reads no paths"));
     }
 }
 

@@ -688,6 +688,20 @@ fn policies_of_a_domain_are_refused_with_their_fault() {
             (mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: optional}"), ""),
             (mapping("{rouse.dev/client-ca: clients, rouse.dev/client-auth: require}"), ""),
             (mapping("{rouse.dev/hsts: max-age=31536000; includeSubDomains}"), ""),
+            (mapping("{rouse.dev/tls: passthrough}"), ""),
+            (
+                mapping("{rouse.dev/tls: terminate}"),
+                "invalid value: terminate: metadata.annotations.rouse.dev/tls\nuse passthrough",
+            ),
+            (
+                mapping("{rouse.dev/tls: passthrough, rouse.dev/client-ca: clients}"),
+                "invalid value: clients: metadata.annotations.rouse.dev/client-ca\nTLS is passed through, so the server has to ask",
+            ),
+            (
+                mapping("{rouse.dev/tls: passthrough, rouse.dev/path-prefix: /a}"),
+                "invalid value: /a: metadata.annotations.rouse.dev/path-prefix\nTLS is passed through, so the gateway reads no paths",
+            ),
+            (mapping("{rouse.dev/tls: passthrough, rouse.dev/path-prefix: /}"), ""),
             (
                 mapping("{rouse.dev/client-ca: other/clients}"),
                 "invalid value: other/clients: metadata.annotations.rouse.dev/client-ca\nit must be the name of a Secret",
@@ -814,6 +828,48 @@ fn insecure_defaults_and_older_spellings_get_warnings() {
     assert_eq!(result.problems, []);
     let expected = "Kubernetes default value is insecure, Knative may default this to secure in a future release: spec.template.spec.containers[0].securityContext.capabilities\nautoscaling.knative.dev/minScale is an older spelling, use autoscaling.knative.dev/min-scale: spec.template.metadata.annotations.autoscaling.knative.dev/minScale\nserving.knative.dev/rolloutDuration is an older spelling, use serving.knative.dev/rollout-duration: metadata.annotations.serving.knative.dev/rolloutDuration";
     assert_eq!(problem::knative_message(&result.warnings), expected);
+}
+
+/// Rouse's own annotation for the gateway port of a Service or Route.
+#[test]
+fn a_gateway_port_is_a_port() {
+    let with_port = |port: &str| {
+        yaml(&format!(
+            "{{metadata: {{name: a, namespace: n, annotations: {{rouse.dev/port: '{port}'}}}}, spec: {{template: {{metadata: {{annotations: {{rouse.dev/protocol: tcp}}}}, spec: {{containers: [{{image: a}}]}}}}}}}}"
+        ))
+    };
+    for port in ["1", "5432", "65535"] {
+        assert_eq!(problems_with(AdmittedKind::Service, &with_port(port), &FEATURES), "");
+    }
+    for port in ["0", "65536", "-1", "db", "", "5432 "] {
+        let expected = format!(
+            "invalid value: {port}: metadata.annotations.rouse.dev/port\nuse a port, 1 to 65535"
+        );
+        let problems = problems_with(AdmittedKind::Service, &with_port(port), &FEATURES);
+        assert_eq!(problems, expected);
+    }
+}
+
+#[test]
+fn settings_of_the_gateway_beside_passthrough_get_warnings() {
+    let warnings = |annotations: &str| {
+        let reference =
+            "{apiVersion: serving.knative.dev/v1, kind: Service, name: s, namespace: n}";
+        let object = yaml(&format!(
+            "{{metadata: {{name: a.example.com, namespace: n, annotations: {{networking.knative.dev/http-protocol: redirected, rouse.dev/hsts: max-age=1{annotations}}}}}, spec: {{tls: {{secretName: s}}, ref: {reference}}}}}"
+        ));
+        let result = validate(&create_request(AdmittedKind::DomainMapping, &object, &FEATURES));
+        assert_eq!(result.problems, []);
+        let without_effect = result.warnings.into_iter().filter(|it| it.message.contains("effect"));
+        without_effect.map(|it| it.path).collect::<Vec<_>>()
+    };
+    let expected = [
+        "metadata.annotations.networking.knative.dev/http-protocol",
+        "metadata.annotations.rouse.dev/hsts",
+        "spec.tls",
+    ];
+    assert_eq!(warnings(", rouse.dev/tls: passthrough"), expected);
+    assert_eq!(warnings(""), [""; 0]);
 }
 
 #[test]

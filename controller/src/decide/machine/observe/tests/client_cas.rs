@@ -182,6 +182,13 @@ fn annotations_that_cannot_be_followed_never_open_the_domain() {
     assert_eq!(provisioned(&api_server), failed(&format!("{fault}{KEPT}")));
 }
 
+/// Hosts of the service `hello`: its own, and those of its domains with their rules.
+fn hosts(api_server: &FakeApiServer) -> (Vec<String>, Vec<(String, Option<ClientAuth>)>) {
+    let service = api_server.table().services[&name("hello")].clone();
+    let domains = service.gateway_rules.into_iter().flat_map(|it| it.mapped_domains);
+    (service.hosts, domains.map(|it| (it.host, it.client_auth)).collect())
+}
+
 /// A user may map the host that the Route has already.
 #[test]
 fn the_own_host_of_a_route_follows_the_client_auth_of_its_mapping() {
@@ -191,12 +198,6 @@ fn the_own_host_of_a_route_follows_the_client_auth_of_its_mapping() {
     api_server.claim_domain(&host, NAMESPACE);
     // The Route is the older one, and so the owner of the host.
     api_server.now = api_server.now.plus_ms(2000);
-    let hosts = |api_server: &FakeApiServer| {
-        let service = api_server.table().services[&name("hello")].clone();
-        let domains = service.gateway_rules.into_iter().flat_map(|it| it.mapped_domains);
-        let domains: Vec<_> = domains.map(|it| (it.host, it.client_auth)).collect();
-        (service.hosts, domains)
-    };
     let open = (vec![host.clone()], vec![]);
     let guarded = (vec![], vec![(host.clone(), required(Some("clients")))]);
     for (annotations, expected) in [
@@ -206,6 +207,37 @@ fn the_own_host_of_a_route_follows_the_client_auth_of_its_mapping() {
     ] {
         map_host_with(&mut api_server, &host, annotations);
         assert_eq!(&hosts(&api_server), expected);
+    }
+}
+
+/// The Route keeps the mapping of a part from the host, so that mapping decides nothing about it.
+#[test]
+fn a_mapping_of_a_part_does_not_open_the_own_host_of_a_route() {
+    let host = format!("hello.{NAMESPACE}.localhost");
+    let part = json!({"rouse.dev/host": host, "rouse.dev/path-prefix": "/a"});
+    let mut other = part.clone();
+    other["rouse.dev/client-ca"] = "others".into();
+    let all = json!({"rouse.dev/client-ca": "clients"});
+    let guarded = (vec![], vec![(host.clone(), required(Some("clients")))]);
+    for part in [part, other] {
+        for part_is_older in [false, true] {
+            let mut api_server = FakeApiServer::new();
+            api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+            api_server.claim_domain(&host, NAMESPACE);
+            let mut order = [(host.as_str(), &all), ("part", &part)];
+            if part_is_older {
+                order.reverse();
+            }
+            for (mapping, annotations) in order {
+                // The Route is the oldest, and so the owner of the host.
+                api_server.now = api_server.now.plus_ms(2000);
+                map_host_with(&mut api_server, mapping, annotations.clone());
+            }
+            assert_eq!(hosts(&api_server), guarded, "{part} {part_is_older}");
+            let claimed =
+                api_server.condition(ResourceKind::DomainMapping, "part", "DomainClaimed");
+            assert!(claimed.starts_with("False DomainAlreadyClaimed: "), "{claimed}");
+        }
     }
 }
 

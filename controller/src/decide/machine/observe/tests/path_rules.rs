@@ -128,6 +128,29 @@ fn a_wildcard_needs_the_claim_of_the_domain_above() {
 }
 
 #[test]
+fn a_wildcard_reserves_the_hosts_of_other_mappings_also_if_they_serve_nothing() {
+    let mut api_server = start();
+    api_server.claim_domain("shop.test", NAMESPACE);
+    map(&mut api_server, "all-shops", "shop", json!({"rouse.dev/host": "*.shop.test"}));
+    let reserved = |api_server: &FakeApiServer| {
+        assert_eq!(rules(api_server, "shop"), ["*.shop.test/"]);
+        let rules = api_server.table().services[&name("shop")].gateway_rules.clone();
+        rules.unwrap_or_default().reserved_hosts
+    };
+    assert_eq!(reserved(&api_server), [""; 0]);
+    map(&mut api_server, HOST, "missing", json!({}));
+    assert_eq!(reserved(&api_server), [HOST]);
+    map(&mut api_server, "eu.shop.test", "missing", json!({}));
+    map(&mut api_server, "a.b.shop.test", "missing", json!({}));
+    assert_eq!(reserved(&api_server), [HOST], "their namespace may not use the others");
+    api_server.claim_domain("eu.shop.test", NAMESPACE);
+    api_server.claim_domain("a.b.shop.test", NAMESPACE);
+    assert_eq!(reserved(&api_server), ["eu.shop.test", HOST], "one label below");
+    api_server.delete_as_user(ResourceKind::DomainMapping, HOST);
+    assert_eq!(reserved(&api_server), ["eu.shop.test"]);
+}
+
+#[test]
 fn a_route_keeps_the_paths_of_its_host() {
     let mut api_server = start();
     let own_host = api_server.table().services[&name("shop")].hosts[0].clone();

@@ -316,6 +316,30 @@ fn a_chosen_namespace_has_one_certificate() {
     assert_eq!(served(&api_server), [(HOST.to_owned(), Some(name(request)))]);
 }
 
+/// Activators would refuse the service, and a table without it routes nothing to its hosts.
+#[test]
+fn a_certificate_of_a_user_whose_secret_has_no_valid_name_serves_nothing() {
+    for secret in ["a/b", ""] {
+        let mut api_server = start(&[]);
+        let labels = json!({"networking.knative.dev/wildcardDomain": "localhost"});
+        let mut body = json!({
+            "metadata": {"name": "own", "namespace": NAMESPACE, "labels": labels},
+            "spec": {"dnsNames": ["*.default.localhost"], "secretName": secret},
+        });
+        body["status"] = ready("True", "");
+        for event in api_server.apply(ResourceKind::RequestedCertificate, &name("own"), body) {
+            api_server.step(event);
+        }
+        assert!(served(&api_server).is_empty(), "{:?}", served(&api_server));
+        assert_eq!(api_server.named_secrets, BTreeSet::new());
+        let expected = format!(
+            "False CertificateProvisionFailed: The certificate own is ready, but {secret:?} cannot \
+             be the name of a Secret."
+        );
+        assert_eq!(provisioned(&api_server), expected);
+    }
+}
+
 #[test]
 fn a_domain_without_a_secret_gets_a_certificate() {
     let mut api_server = start(&[("http-protocol", "Redirected")]);

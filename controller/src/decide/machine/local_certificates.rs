@@ -1,0 +1,64 @@
+//! Pure: services whose names inside the cluster serve https → certificates to sign, and those in the RouteTable.
+
+use std::sync::Arc;
+
+use common::wire::{CertificateMaterial, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey};
+
+use super::{ControllerStateMachine, RouteFingerprint};
+use crate::{
+    decide::plan::local_tls,
+    model::cluster_state::{LocalCertificateState, UnixMillis},
+};
+
+impl ControllerStateMachine {
+    /// Follows the change of a service in the RouteTable: requests its certificate, or drops it.
+    pub(super) fn follow_local_tls(&mut self, service: &NamespacedName, serves_local_tls: bool) {
+        let all = &mut self.cluster.local_certificates;
+        if all.contains_key(service) == serves_local_tls {
+            return;
+        }
+        if serves_local_tls {
+            self.local_requests += 1;
+            let state = LocalCertificateState { request: self.local_requests, material: None };
+            all.insert(service.clone(), state);
+            self.update_local_certificate_route(service);
+        } else {
+            all.remove(service);
+            self.routes.remove(&RouteKey::Certificate(service.with_port(LOCAL_TLS_PORT)));
+        }
+        self.local_certificates_changed = true;
+    }
+
+    /// Handles a certificate that was signed. One that nothing wants any more is dropped.
+    pub(super) fn handle_local_certificate(
+        &mut self,
+        service: &NamespacedName,
+        material: Arc<CertificateMaterial>,
+        now: UnixMillis,
+    ) {
+        let Some(state) = self.cluster.local_certificates.get_mut(service) else { return };
+        let is_first = state.material.replace(material).is_none();
+        self.update_local_certificate_route(service);
+        // A renewal changes no condition.
+        if is_first && let Some(app) = self.cluster.app_of_service(service) {
+            self.reconcile_app(&app, now);
+        }
+    }
+
+    /// Passes the wanted certificates to their signer, if a step has changed them.
+    pub(super) fn pass_local_certificates(&mut self) {
+        if std::mem::take(&mut self.local_certificates_changed) {
+            let all = self.cluster.local_certificates.iter();
+            self.effects.local_certificates =
+                Some(all.map(|(service, state)| (service.clone(), state.request)).collect());
+        }
+    }
+
+    fn update_local_certificate_route(&self, service: &NamespacedName) {
+        if let Some(state) = self.cluster.local_certificates.get(service) {
+            let entry = local_tls::certificate_entry(service, state);
+            let key = RouteKey::Certificate(entry.name.clone());
+            self.routes.set(key, RouteFingerprint::of_change(&RouteChange::Certificate(entry)));
+        }
+    }
+}

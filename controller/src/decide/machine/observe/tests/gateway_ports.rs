@@ -1,0 +1,174 @@
+//! Gateway ports: the first Service keeps a port, and the next one gets it when the first no longer asks for it.
+
+use super::*;
+
+fn permit_ports(api_server: &mut FakeApiServer, ports: &str) {
+    api_server.set_config_map("config-network", json!({"rouse.dev.gateway-ports": ports}));
+}
+
+/// Applies a Service of this protocol that asks for a gateway port, and lets its pods become ready.
+fn apply(api_server: &mut FakeApiServer, object_name: &str, port: Option<&str>, protocol: &str) {
+    let mut template = template(&format!("{object_name}:v1"), 1);
+    template["metadata"]["annotations"][key::PROTOCOL] = json!(protocol);
+    let resource = ResourceKind::KnativeService;
+    let mut body = json!({
+        "apiVersion": resource.api_version(), "kind": resource.kind(),
+        "metadata": {"name": object_name, "namespace": NAMESPACE, "annotations": {}, "labels": {}},
+        "spec": {"template": template},
+    });
+    if let Some(port) = port {
+        body["metadata"]["annotations"][key::GATEWAY_PORT] = json!(port);
+    }
+    for event in api_server.apply(resource, &name(object_name), body) {
+        api_server.step(event);
+    }
+    api_server.report_all_ready();
+    api_server.now = api_server.now.plus_ms(2000);
+}
+
+fn apply_tcp(api_server: &mut FakeApiServer, object_name: &str, port: &str) {
+    apply(api_server, object_name, Some(port), "tcp");
+}
+
+/// Returns the Services with a gateway port, after a check that a replica that starts now has the same table.
+fn port_owners(api_server: &FakeApiServer) -> Vec<String> {
+    let (table, other) = (api_server.table(), table(&api_server.start_replica()));
+    assert_eq!(differences(&table, &other), [""; 0]);
+    let owners = table.services.iter().filter_map(|(name, entry)| {
+        let port = entry.gateway_rules.as_ref()?.gateway_port?;
+        Some(format!("{}:{port}", name.name))
+    });
+    owners.collect()
+}
+
+fn condition(api_server: &FakeApiServer, object_name: &str) -> String {
+    api_server.condition(ResourceKind::Route, object_name, "GatewayPortReady")
+}
+
+fn event_reasons(api_server: &FakeApiServer) -> Vec<&str> {
+    api_server.object_events.iter().map(|it| it.reason.as_str()).collect()
+}
+
+const TAKEN: &str =
+    "False GatewayPortTaken: Port 5432 is already in use by Route \"default/first\"";
+
+#[test]
+fn a_service_of_raw_tcp_gets_a_permitted_port() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432,6000-6100");
+    apply_tcp(&mut api_server, "first", "5432");
+    apply_tcp(&mut api_server, "second", "6050");
+    assert_eq!(port_owners(&api_server), ["first:5432", "second:6050"]);
+    assert_eq!(condition(&api_server, "first"), "True : ");
+    let placeholder = api_server.object(ResourceKind::Service, "first");
+    assert_eq!(placeholder["metadata"]["annotations"][key::OWNED_GATEWAY_PORT], "5432");
+    apply(&mut api_server, "first", None, "tcp");
+    assert_eq!(port_owners(&api_server), ["second:6050"]);
+    assert_eq!(
+        condition(&api_server, "first"),
+        "True NotRequested: The Route asks for no gateway port."
+    );
+    assert_eq!(event_reasons(&api_server), [""; 0]);
+}
+
+#[test]
+fn the_first_keeps_a_port_and_the_second_gets_it_later() {
+    for deletes in [true, false] {
+        let mut api_server = FakeApiServer::new();
+        permit_ports(&mut api_server, "5432");
+        apply_tcp(&mut api_server, "first", "5432");
+        apply_tcp(&mut api_server, "second", "5432");
+        assert_eq!(port_owners(&api_server), ["first:5432"]);
+        assert_eq!(condition(&api_server, "second"), TAKEN);
+        let ready = api_server.condition(ResourceKind::KnativeService, "second", "Ready");
+        assert_eq!(ready, "True : ", "clients inside reach it");
+        assert_eq!(event_reasons(&api_server), ["GatewayPortTaken"]);
+        assert_eq!(api_server.object_events[0].name, name("second"));
+        if deletes {
+            api_server.delete_as_user(ResourceKind::KnativeService, "first");
+        } else {
+            apply(&mut api_server, "first", None, "tcp");
+        }
+        assert_eq!(port_owners(&api_server), ["second:5432"]);
+        assert_eq!(condition(&api_server, "second"), "True : ");
+    }
+}
+
+/// Without the record an older Service would take the port from the younger one that has it.
+#[test]
+fn an_older_service_that_asks_later_gets_no_port() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "older", None, "tcp");
+    apply_tcp(&mut api_server, "first", "5432");
+    apply_tcp(&mut api_server, "older", "5432");
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+    assert_eq!(condition(&api_server, "older"), TAKEN);
+}
+
+#[test]
+fn a_port_that_no_service_may_have_is_refused_with_the_reason() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "443,8000-30000");
+    for (port, refusal) in [
+        (
+            "5432",
+            "False GatewayPortNotPermitted: Port 5432 is not permitted: it is not in rouse.dev.gateway-ports in config-network",
+        ),
+        ("443", "False GatewayPortReserved: Port 443 is one of the activators' own ports"),
+        ("8080", "False GatewayPortReserved: Port 8080 is one of the activators' own ports"),
+        ("20017", "False GatewayPortReserved: Port 20017 is one of the activators' own ports"),
+        ("0", "False InvalidGatewayPort: rouse.dev/port is \"0\": use a port, 1 to 65535"),
+    ] {
+        apply_tcp(&mut api_server, "first", port);
+        assert_eq!(condition(&api_server, "first"), refusal);
+        assert_eq!(port_owners(&api_server), [""; 0]);
+    }
+    assert_eq!(api_server.object_events.len(), 5);
+    // The permission may come later.
+    apply_tcp(&mut api_server, "first", "5432");
+    permit_ports(&mut api_server, "5432");
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+    permit_ports(&mut api_server, "");
+    assert_eq!(port_owners(&api_server), [""; 0], "a permission that ends closes the port");
+}
+
+#[test]
+fn only_a_service_of_raw_tcp_that_is_public_has_a_port() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "first", Some("5432"), "http1");
+    assert_eq!(port_owners(&api_server), [""; 0]);
+    assert_eq!(
+        condition(&api_server, "first"),
+        "False NotRawTcp: Only raw TCP has a port outside: set rouse.dev/protocol: tcp on the template"
+    );
+    api_server.delete_as_user(ResourceKind::KnativeService, "first");
+    apply_tcp(&mut api_server, "second", "5432");
+    assert_eq!(port_owners(&api_server), ["second:5432"]);
+    let mut body = api_server.object(ResourceKind::KnativeService, "second").clone();
+    body["metadata"]["labels"][key::VISIBILITY] = json!("cluster-local");
+    for event in api_server.apply(ResourceKind::KnativeService, &name("second"), body) {
+        api_server.step(event);
+    }
+    assert_eq!(port_owners(&api_server), [""; 0]);
+    assert_eq!(
+        condition(&api_server, "second"),
+        "False ClusterLocal: A service that is cluster-local has no port outside"
+    );
+}
+
+/// A tag is reached at its own name inside the cluster.
+#[test]
+fn a_tag_has_no_port() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply_tcp(&mut api_server, "first", "5432");
+    let mut body = api_server.object(ResourceKind::KnativeService, "first").clone();
+    body["spec"]["traffic"] = json!([{"latestRevision": true, "percent": 100, "tag": "now"}]);
+    for event in api_server.apply(ResourceKind::KnativeService, &name("first"), body) {
+        api_server.step(event);
+    }
+    assert!(api_server.table().services.contains_key(&name("now-first")));
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+}

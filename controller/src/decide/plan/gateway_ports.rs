@@ -1,0 +1,115 @@
+//! Pure: gateway ports of Routes: the port that a Route asks for, and the reason if it does not get it.
+//!
+//! The first Route keeps a port, and another one gets it when the first no longer asks for it. The owner's placeholder
+//! records the port, so that an older Route that asks for it later does not take it.
+
+use std::num::NonZeroU16;
+
+use common::wire::NamespacedName;
+
+use super::routes::{route_host, serves_tcp};
+use crate::model::{
+    cluster_state::{
+        AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
+        name_registry::NameClaimant,
+    },
+    config_maps::port_ranges::is_reserved_gateway_port,
+    knative::key,
+};
+
+/// Returns the gateway port that a Route may claim, or the reason why it may claim none. `None`: it asks for none.
+///
+/// It depends on settings and on the Route's own metadata only, so that a claim does not come and go with Revisions.
+pub(crate) fn claimable_port(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<Result<NonZeroU16, ConditionReason>> {
+    let text = app.route_annotation(key::GATEWAY_PORT)?;
+    let refused =
+        |reason: &'static str, message: String| Some(Err(ConditionReason::new(reason, message)));
+    let Ok(port) = text.parse::<NonZeroU16>() else {
+        let message = format!("{} is {text:?}: use a port, 1 to 65535", key::GATEWAY_PORT);
+        return refused("InvalidGatewayPort", message);
+    };
+    if is_reserved_gateway_port(port, cluster.settings.activator_port_range) {
+        let message = format!("Port {port} is one of the activators' own ports");
+        return refused("GatewayPortReserved", message);
+    }
+    if !is_permitted(port, cluster) {
+        let setting = match cluster.settings.opened_gateway_ports {
+            Some(_) => "--gateway-ports of rouse up",
+            None => "rouse.dev.gateway-ports in config-network",
+        };
+        let message = format!("Port {port} is not permitted: it is not in {setting}");
+        return refused("GatewayPortNotPermitted", message);
+    }
+    if route_host(app, name, None, cluster).is_some_and(|it| it.is_private) {
+        let message = "A service that is cluster-local has no port outside".to_owned();
+        return refused("ClusterLocal", message);
+    }
+    Some(Ok(port))
+}
+
+fn is_permitted(port: NonZeroU16, cluster: &ClusterState) -> bool {
+    let configured = &cluster.settings.config_maps.network.gateway_ports;
+    cluster.settings.opened_gateway_ports.as_ref().unwrap_or(configured).contains(port)
+}
+
+/// Returns the gateway port that a Route owns. It keeps the port while none of its Revisions speaks raw TCP.
+pub(crate) fn owned_port(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<NonZeroU16> {
+    let port = claimable_port(app, name, cluster)?.ok()?;
+    let owner = cluster.names.registry.port_owner(port, &cluster.names.placeholders)?;
+    (owner.claimant == NameClaimant::Route(name.clone())).then_some(port)
+}
+
+/// Sets the Route's condition about its gateway port. It is absent while the Route has never asked for one.
+pub(super) fn update_condition(
+    app: &mut AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+    now: UnixMillis,
+) {
+    let status = match claimable_port(app, name, cluster) {
+        // A condition that was set once must not go on with an old state.
+        None if !app.conditions.is_set(ConditionType::RouteGatewayPort) => return,
+        None => {
+            let reason =
+                ConditionReason::new("NotRequested", "The Route asks for no gateway port.");
+            ConditionStatus::True(Some(reason))
+        }
+        Some(Err(reason)) => ConditionStatus::False(reason),
+        Some(Ok(port)) => port_status(port, app, name, cluster),
+    };
+    app.conditions.set(ConditionType::RouteGatewayPort, status, now);
+}
+
+fn port_status(
+    port: NonZeroU16,
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> ConditionStatus {
+    let Some(owner) = cluster.names.registry.port_owner(port, &cluster.names.placeholders) else {
+        // No claim is recorded yet.
+        return ConditionStatus::Unknown(None);
+    };
+    if owner.claimant != NameClaimant::Route(name.clone()) {
+        let message = format!("Port {port} is already in use by {}", owner.claimant);
+        return ConditionStatus::False(ConditionReason::new("GatewayPortTaken", message));
+    }
+    if serves_tcp(app, name, None, cluster) {
+        return ConditionStatus::True(None);
+    }
+    // The protocol is not known before there is a Revision.
+    if app.traffic().is_empty() {
+        return ConditionStatus::Unknown(None);
+    }
+    let message =
+        format!("Only raw TCP has a port outside: set {}: tcp on the template", key::PROTOCOL);
+    ConditionStatus::False(ConditionReason::new("NotRawTcp", message))
+}

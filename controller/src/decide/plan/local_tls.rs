@@ -1,0 +1,108 @@
+//! Pure: https for the names of services inside the cluster (`cluster-local-domain-tls`): the services that have it,
+//! the hosts of their certificates, and the condition about these.
+//!
+//! As in Knative, plain http is served as well, and never redirected.
+
+use std::sync::Arc;
+
+use common::wire::{CertificateEntry, LOCAL_TLS_PORT, NamespacedName};
+
+use super::routes::{placeholder_name, serves_tcp};
+use crate::model::cluster_state::{
+    AppState, ClusterState, ConditionReason, ConditionStatus, LocalCertificateState,
+    RouteNameAllocation,
+};
+
+/// Reason of `CertificateProvisioned` where the setting is on and no certificate can be signed.
+const NO_SIGNER: &str = "cluster-local-domain-tls has no effect here: certificates are signed on Kubernetes only, and \
+                         sent only to activators whose streams have TLS";
+
+/// Returns true if names inside the cluster serve https.
+pub fn is_enabled(cluster: &ClusterState) -> bool {
+    let settings = &cluster.settings;
+    settings.signs_local_certificates && settings.config_maps.network.cluster_local_domain_tls
+}
+
+/// Returns the scheme of URLs with names inside the cluster. It does not wait for a certificate, as this is signed
+/// within moments: the condition says when.
+pub fn scheme(cluster: &ClusterState) -> &'static str {
+    if is_enabled(cluster) { "https" } else { "http" }
+}
+
+/// Returns true if a name of a Route serves https inside the cluster. Raw TCP is passed on as it is.
+pub fn serves_local_tls(
+    app: &AppState,
+    name: &NamespacedName,
+    tag: Option<&str>,
+    cluster: &ClusterState,
+) -> bool {
+    is_enabled(cluster) && !serves_tcp(app, name, tag, cluster)
+}
+
+/// Returns the names of a service inside the cluster, the longest first (knative/networking `pkg/ingress`,
+/// `ExpandedHosts`).
+pub fn local_hosts(service: &NamespacedName, cluster_domain: &str) -> [String; 3] {
+    let shortest = format!("{}.{}", service.name, service.namespace);
+    [format!("{shortest}.svc.{cluster_domain}"), format!("{shortest}.svc"), shortest]
+}
+
+/// Returns the entry of the RouteTable for the certificate of a service. While there is none, activators keep what they
+/// have: another replica may have signed it.
+pub fn certificate_entry(
+    service: &NamespacedName,
+    state: &LocalCertificateState,
+) -> CertificateEntry {
+    let material = state.material.as_ref().map(Arc::clone);
+    CertificateEntry { name: service.with_port(LOCAL_TLS_PORT), material }
+}
+
+/// Returns the status of a Route's `CertificateProvisioned` as to the names inside the cluster; `None`: they serve no
+/// https. `previous` is the present status, and stays while a controller that starts signs new certificates.
+pub(super) fn route_status(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+    previous: &ConditionStatus,
+) -> Option<ConditionStatus> {
+    if !cluster.settings.config_maps.network.cluster_local_domain_tls {
+        return None;
+    }
+    if !cluster.settings.signs_local_certificates {
+        let reason = ConditionReason::new("TLSNotEnabled", NO_SIGNER);
+        return Some(ConditionStatus::True(Some(reason)));
+    }
+    let service = |allocation: &RouteNameAllocation| {
+        let tag = allocation.tag.as_deref();
+        let service =
+            NamespacedName::new(name.namespace.clone(), placeholder_name(allocation, &name.name));
+        (!serves_tcp(app, name, tag, cluster)).then_some(service)
+    };
+    let mut services = app.allocations().iter().filter_map(service).peekable();
+    services.peek()?;
+    let is_signed = |service: &NamespacedName| {
+        cluster.local_certificates.get(service).is_some_and(|it| it.material.is_some())
+    };
+    let missing = services.find(|service| !is_signed(service));
+    Some(match missing {
+        None => ConditionStatus::True(None),
+        Some(_) if *previous == ConditionStatus::True(None) => previous.clone(),
+        Some(service) => {
+            let message = format!("Certificate {}-local is not ready.", service.name);
+            ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_has_all_names_that_dns_resolves_for_clients_of_any_namespace() {
+        let tagged = NamespacedName::new("shop", "blue-web");
+        assert_eq!(
+            local_hosts(&tagged, "c1.local"),
+            ["blue-web.shop.svc.c1.local", "blue-web.shop.svc", "blue-web.shop"]
+        );
+    }
+}

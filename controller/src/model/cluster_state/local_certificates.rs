@@ -1,0 +1,14 @@
+//! Pure: certificates for the names of services inside the cluster, which the controller itself signs.
+
+use std::sync::Arc;
+
+use common::wire::CertificateMaterial;
+
+/// Certificate for the names of one service inside the cluster, which is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalCertificateState {
+    /// Number of the request for it. A service that is made again has another one, so its certificate is signed again.
+    pub request: u64,
+    /// Certificate that was signed last; `None`: none was signed yet.
+    pub material: Option<Arc<CertificateMaterial>>,
+}
