@@ -84,6 +84,8 @@ pub struct KubernetesPlatform {
 
 /// Longest time for which a replica that starts waits for named Secrets before it sends routes.
 const SECRET_WAIT: Duration = Duration::from_secs(5);
+/// Longest time for which a replica that starts waits for the objects of the Gateway API before it sends routes.
+const GATEWAY_LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
 /// Time for which a stopping replica still serves its webhook. API servers send requests to it until the rules of its
@@ -277,8 +279,13 @@ impl KubernetesPlatform {
         if *self.runtime.request_watch_need().borrow() {
             certificates_listed.wait().await;
         }
-        // Hosts of Gateways would be served no more until their objects are known.
-        gateways_listed.wait().await;
+        // Hosts of Gateways would be served no more until their objects are known. All other services must not wait for
+        // kinds of which a cluster may have no usable version.
+        if timeout(GATEWAY_LIST_TIMEOUT, gateways_listed.wait()).await.is_err() {
+            warn!(
+                "objects of the Gateway API are not listed yet: the first routes lack their hosts"
+            );
+        }
     }
 
     /// Serves the admission webhook. If that is impossible, everything else continues without it.
