@@ -133,9 +133,13 @@ impl ControllerStateMachine {
                 self.check_gateway_statuses();
             }
         }
+        // Where no class chooses Rouse, a change of a Service costs no more than this.
+        if self.cluster.gateway_api.classes.is_empty() || self.is_loading {
+            return;
+        }
         // The Service may also be one of a Route, which has come or gone.
-        if !self.cluster.gateway_api.routes.is_empty() && !self.is_loading {
-            let routes = self.cluster.gateway_api.routes_to(name);
+        let routes = self.cluster.gateway_api.routes_to(name);
+        if !routes.is_empty() {
             self.replan_routes(&routes, now);
         }
     }
@@ -151,7 +155,8 @@ impl ControllerStateMachine {
 
     /// Plans all routes again, after a change of what all of them depend on.
     pub(super) fn follow_gateways(&mut self, now: UnixMillis) {
-        if self.is_loading {
+        // Gateways and routes of other controllers alone cost no more than this.
+        if self.is_loading || !self.cluster.gateway_api.is_in_use() {
             return;
         }
         let routes = self.cluster.gateway_api.routes.keys().cloned().collect();

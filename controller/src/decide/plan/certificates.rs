@@ -14,8 +14,8 @@ use crate::model::cluster_state::{
 };
 
 /// Returns the Secrets whose certificates are in use or asked for: those of mappings, those of `config-network`, those
-/// of requested certificates that were issued, and those of listeners of Gateways. A mapping that is being deleted serves its domain until its
-/// finalizers have ended, and so keeps the certificate of its Secret.
+/// of requested certificates that were issued, and those of listeners of Gateways. A mapping that is being deleted serves
+/// its domain until its finalizers have ended, and so keeps the certificate of its Secret.
 pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
     let mappings = cluster.domains.mappings.iter();
     let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));

@@ -266,6 +266,14 @@ pub struct ParentPlan {
 }
 
 impl ObservedGatewayApi {
+    /// Returns true if a class chooses Rouse, or plans are left of one that did.
+    pub fn is_in_use(&self) -> bool {
+        let mut routes = self.routes.values();
+        !self.classes.is_empty()
+            || !self.hosts.is_empty()
+            || routes.any(|it| !it.plan.parents.is_empty())
+    }
+
     /// Returns true if a Gateway is of a class that chooses Rouse.
     pub fn is_own(&self, gateway: &GatewayState) -> bool {
         self.classes.contains_key(&gateway.class)
@@ -276,11 +284,11 @@ impl ObservedGatewayApi {
         self.gateways.iter().filter(|(_, it)| self.is_own(it))
     }
 
-    /// Returns the routes with a rule that names a Service.
+    /// Returns the routes of Rouse's Gateways with a rule that names a Service.
     pub fn routes_to(&self, service: &NamespacedName) -> BTreeSet<NamespacedName> {
         let names_it = |route: &HttpRouteState| {
-            let rules = route.rules.iter().flatten();
-            rules.flat_map(|it| &it.backends).any(|it| it.name == *service)
+            let mut backends = route.rules.iter().flatten().flat_map(|it| &it.backends);
+            !route.plan.parents.is_empty() && backends.any(|it| it.name == *service)
         };
         self.routes.iter().filter(|(_, it)| names_it(it)).map(|(name, _)| name.clone()).collect()
     }

@@ -190,7 +190,7 @@ fn resolve_backend(
     if cluster.names.placeholders.contains_key(name) {
         return match port.get() {
             ROUTE_PORT => Ok(RouteBackend::Service(name.clone())),
-            _ => missing("of a Route has port 80 only"),
+            _ => missing("of a Route leads to it at port 80 only"),
         };
     }
     let Some(service) = cluster.gateway_api.services.get(name) else {

@@ -336,6 +336,30 @@ fn a_replica_that_starts_has_the_same_hosts() {
     assert_eq!(api_server.table().gateway_hosts.len(), 1);
 }
 
+#[test]
+fn hosts_and_statuses_end_with_the_last_class_and_return_with_it() {
+    let mut api_server = start();
+    apply_gateway(&mut api_server, json!([listener("http", Some("a.test"))]));
+    apply_route(&mut api_server, "shop", route(plain_backend(), &["/"]));
+    let class = NamespacedName::new("", "rouse");
+    for event in api_server.delete(ResourceKind::GatewayClass, &class) {
+        api_server.step(event);
+    }
+    assert_eq!(host(&api_server, "http://a.test"), None);
+    let status = &api_server.object(ResourceKind::HttpRoute, "shop")["status"];
+    assert!(status["parents"].as_array().is_none_or(Vec::is_empty), "{status}");
+    // Meanwhile the Service is deleted, which nothing depends on now.
+    observe_plain(&mut api_server, None);
+    assert_eq!(host(&api_server, "http://a.test"), None);
+    let spec = json!({"controllerName": "rouse.dev/gateway"});
+    apply_at(&mut api_server, ResourceKind::GatewayClass, &class, spec);
+    let entry = host(&api_server, "http://a.test").expect("the listener's host");
+    assert_eq!(targets(&entry), [RouteBackend::Unresolved]);
+    observe_plain(&mut api_server, Some("10.96.0.7"));
+    let entry = host(&api_server, "http://a.test").expect("the listener's host");
+    assert!(matches!(targets(&entry)[..], [RouteBackend::Plain(_)]), "{entry:?}");
+}
+
 fn https_listener(hostname: Option<&str>, certificate: Value) -> Value {
     let mut listener = listener("https", hostname);
     listener["port"] = 443.into();
