@@ -237,7 +237,12 @@ impl RoutesSource {
         let choice = self.choose(request, head);
         let service = match &choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
-            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Redirect(..))
+            Ok(
+                RouteChoice::Probe(_)
+                | RouteChoice::Challenge(_)
+                | RouteChoice::Redirect(..)
+                | RouteChoice::RuleRedirect(_),
+            )
             | Err(_) => None,
         };
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();

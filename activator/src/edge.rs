@@ -9,6 +9,7 @@
 //! | [`headers`] | pure: changes of a head on its way to a pod and back |
 //! | [`client_certificate`] | pure: rules for certificates of clients, and the header for pods |
 //! | [`client_headers`], [`forwarded_header`] | pure: headers that describe the client; the header `Forwarded` |
+//! | `header_edits` | pure: changes of headers that a rule of the Gateway API asks for |
 //! | [`platform_probe`] | pure: requests to the platform itself, and their responses |
 //! | [`proxy_protocol`] | pure: the header by which a proxy names its client |
 //! | [`websocket`] | pure: WebSocket handshakes of HTTP/2 |
@@ -17,6 +18,7 @@
 pub mod client_certificate;
 pub mod client_headers;
 pub mod forwarded_header;
+pub(crate) mod header_edits;
 pub mod headers;
 pub mod host;
 pub mod platform_probe;

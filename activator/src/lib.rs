@@ -266,8 +266,10 @@ impl ActivatorInstance {
             self.ports.retry_failed();
             self.gateway_ports.retry_failed();
             self.forwarder.routes.drop_unreferenced_revisions();
+            self.forwarder.routes.drop_unused_plain_services();
             self.forwarder.routes.fail_missing_revisions(Instant::now());
-            for revision in self.forwarder.routes.revisions_with_pods() {
+            let plain = self.forwarder.routes.plain_revisions();
+            for revision in self.forwarder.routes.revisions_with_pods().into_iter().chain(plain) {
                 revision.prune_connections();
             }
         }

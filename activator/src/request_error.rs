@@ -14,6 +14,9 @@ pub enum ProxyRequestError {
     /// The service has no Revision to route to yet.
     #[error("service {0} has no Revision to serve it yet")]
     NoRevision(String),
+    /// The rule of the Gateway API that the request gets leads to no backend.
+    #[error("no backend of route {0} can serve it")]
+    NoBackend(String),
     /// The service names a Revision that the RouteTable does not contain.
     #[error("Error getting active endpoint: revision {0:?} not found")]
     UnknownRevision(String),
@@ -79,6 +82,7 @@ impl ProxyRequestError {
             Self::NoRevision(_) | Self::QueueFull | Self::TooManyRequestBytes => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
+            Self::NoBackend(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::BodyIdleTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::ForbiddenByNetworkPolicy(_) | Self::ClientCertificateRequired => {
                 StatusCode::FORBIDDEN

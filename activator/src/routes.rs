@@ -6,12 +6,14 @@
 //! |---|---|
 //! | [`agent_reports`] | pure: pods that agents report as ready |
 //! | [`index`], `index_entries` | indexes by port, host and name; keys of their entries |
+//! | `gateway_rules` | pure: rules of the Gateway API for the requests of one host |
 //! | [`match_rules`] | pure: rules by which a request finds its service |
 //! | [`path_match`], `ruled_hosts` | pure: choice among the path prefixes of a host; hosts with path rules or wildcards |
 //! | [`service`] | a service, and the match of a request to it |
 //! | [`revision_metrics`] | gauges of the Revisions, computed for each scrape |
 
 pub mod agent_reports;
+pub(crate) mod gateway_rules;
 pub mod index;
 pub(crate) mod index_entries;
 pub mod match_rules;

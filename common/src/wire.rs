@@ -37,6 +37,7 @@ pub mod raw {
 mod certificates;
 mod client_auth;
 mod conversion;
+mod gateway_hosts;
 mod hsts;
 mod path_rules;
 mod pod_reports;
@@ -53,6 +54,10 @@ mod usage;
 pub use certificates::{CertificateEntry, CertificateMaterial, PrivateKeyBytes};
 pub use client_auth::{ClientAuth, ClientCaEntry, ClientCaMaterial};
 pub use conversion::WireError;
+pub use gateway_hosts::{
+    GatewayHostEntry, GatewayHostKey, HeaderChanges, HttpRule, PathMatch, PlainBackend,
+    RequestRedirect, RouteBackend, WeightedBackend,
+};
 pub use hsts::{HstsFault, HstsPolicy};
 pub use path_rules::{PathPrefix, PathPrefixFault, PathRule, wildcard_suffix};
 pub use pod_reports::{PodObservation, PodReportItem};

@@ -27,7 +27,10 @@ use crate::{
         ActivatorFacts, CertificateChoiceFacts, RequestOutcome, RequestTraceFacts, RoutedPodFacts,
         RuleFacts, TracedTargetFacts,
     },
-    routes::match_rules::{MatchRule, match_rules},
+    routes::{
+        gateway_rules::GatewayRule,
+        match_rules::{MatchRule, match_rules},
+    },
     traced_request::{RequestQueryError, TracedRequest, entrypoint_name},
 };
 
@@ -105,6 +108,7 @@ pub(super) fn explain(snapshot: RequestSnapshot<'_>) -> RequestTraceFacts {
     let targets = snapshot.targets.iter().filter(|_| is_served);
     let location = match &snapshot.choice {
         Ok(RouteChoice::Redirect(_, url)) => Some(String::from_utf8_lossy(url.as_bytes())),
+        Ok(RouteChoice::RuleRedirect(it)) => Some(String::from_utf8_lossy(it.location.as_bytes())),
         Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Service(_))
         | Err(_) => None,
     };
@@ -132,7 +136,12 @@ impl RequestSnapshot<'_> {
     fn service(&self) -> Option<&ServiceChoice> {
         match &self.choice {
             Ok(RouteChoice::Service(choice)) => Some(choice),
-            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::Redirect(..))
+            Ok(
+                RouteChoice::Probe(_)
+                | RouteChoice::Challenge(_)
+                | RouteChoice::Redirect(..)
+                | RouteChoice::RuleRedirect(_),
+            )
             | Err(_) => None,
         }
     }
@@ -141,7 +150,10 @@ impl RequestSnapshot<'_> {
         match &self.choice {
             Ok(RouteChoice::Redirect(found, _)) => Some(found),
             Ok(RouteChoice::Service(choice)) => Some(&choice.found),
-            Ok(RouteChoice::Probe(_) | RouteChoice::Challenge(_)) | Err(_) => None,
+            Ok(
+                RouteChoice::Probe(_) | RouteChoice::Challenge(_) | RouteChoice::RuleRedirect(_),
+            )
+            | Err(_) => None,
         }
     }
 
@@ -174,6 +186,11 @@ impl RequestSnapshot<'_> {
                 outcome: RequestOutcome::Redirect,
                 status: Some(301),
                 reason: format!("{}, which redirects http to https", found_reason(found)),
+            },
+            (Ok(RouteChoice::RuleRedirect(it)), _) => RequestResult {
+                outcome: RequestOutcome::Redirect,
+                status: Some(it.status.as_u16()),
+                reason: rule_reason(&it.rule, "redirects"),
             },
             (Ok(RouteChoice::Service(choice)), None) => RequestResult {
                 outcome: RequestOutcome::Revision,
@@ -298,6 +315,9 @@ fn rule_text(rule: &MatchRule) -> String {
 
 fn found_reason(found: &FoundService) -> String {
     let service = &found.service_match.service.name;
+    if let Some(rule) = &found.service_match.gateway_rule {
+        return rule_reason(rule, &format!("leads to {service}, by the weights of its backends"));
+    }
     match (found.service_match.domain(), &found.rule) {
         (Some(domain), _) => match &domain.path_rule {
             Some(rule) => format!(
@@ -314,6 +334,12 @@ fn found_reason(found: &FoundService) -> String {
         (None, MatchRule::RevisionName(_)) => format!("the host is the name of Revision {service}"),
         (None, MatchRule::Host(host)) => format!("{host} is a host of {service}"),
     }
+}
+
+/// Returns the rule of the Gateway API that counts for a request, with its effect.
+fn rule_reason(rule: &GatewayRule, effect: &str) -> String {
+    let GatewayRule { host, route, .. } = rule;
+    format!("a rule of route {route} for {host} is the first that fits, and {effect}")
 }
 
 /// Returns the choice of a tag as a sentence; `None`: tags have no meaning for the service.

@@ -564,6 +564,7 @@ fn request_path_end(
         Ok(RouteChoice::Probe(_)) => return (None, None),
         Ok(RouteChoice::Challenge(_)) => return (None, Some(200)),
         Ok(RouteChoice::Redirect(..)) => return (None, Some(301)),
+        Ok(RouteChoice::RuleRedirect(it)) => return (None, Some(it.status.as_u16())),
         Ok(RouteChoice::Service(choice)) => choice,
     };
     let target = match pick_target(&choice.service, random) {

@@ -1,5 +1,7 @@
 //! Pure: changes of a head on its way to a pod and back.
 
+use std::num::NonZeroU16;
+
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header, request,
     uri::{Authority, PathAndQuery, Scheme},
@@ -50,6 +52,9 @@ pub const WEBSOCKET: &str = "websocket";
 
 /// Port that a URL of https means if it names none (RFC 9110 §4.2.2).
 pub const HTTPS_PORT: u16 = 443;
+
+/// Port that a URL of http means if it names none (RFC 9110 §4.2.1).
+const HTTP_PORT: u16 = 80;
 
 /// Headers for one hop only (RFC 9110 §7.6.1). `Transfer-Encoding` stays, because the writer of the next message needs
 /// to see it and writes its own. `Trailer` has to reach the other end.
@@ -144,6 +149,23 @@ pub fn https_location(head: &request::Parts, https_port: u16) -> Option<HeaderVa
     let path = path.map_or("/", PathAndQuery::as_str);
     let port = if https_port == HTTPS_PORT { String::new() } else { format!(":{https_port}") };
     HeaderValue::try_from(format!("https://{host}{port}{path}")).ok()
+}
+
+/// Location of a redirect by a rule of the Gateway API: path and query of the request at another origin. `None` for host
+/// means that of the request. The port is left out if it is the one that the scheme means.
+pub fn redirect_location(
+    head: &request::Parts,
+    is_https: bool,
+    host: Option<&str>,
+    port: Option<NonZeroU16>,
+) -> Option<HeaderValue> {
+    let own_host = || host::request_host(head);
+    let host = host.map(str::to_owned).or_else(own_host)?;
+    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
+    let path = path.map_or("/", PathAndQuery::as_str);
+    let (scheme, usual_port) = if is_https { ("https", HTTPS_PORT) } else { ("http", HTTP_PORT) };
+    let port = port.filter(|it| it.get() != usual_port).map(|it| format!(":{it}"));
+    HeaderValue::try_from(format!("{scheme}://{host}{}{path}", port.unwrap_or_default())).ok()
 }
 
 /// Adds `Strict-Transport-Security` to a response over TLS, unless the pod has sent one: browsers use the first only.

@@ -163,6 +163,9 @@ impl PendingRequest {
             // Only HTTP/1.1 switches that way.
             self.settings.protocol = AppProtocol::Http1;
         }
+        if let Some(rule) = &self.service_match.gateway_rule {
+            rule.request_headers.apply(&mut head.headers);
+        }
         Ok(Request::from_parts(head, body))
     }
 

@@ -5,10 +5,11 @@
 use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use common::wire::{AppProtocol, ClientAuth, EdgeSettings, TagRouting};
-use http::{HeaderValue, Method, request};
+use http::{HeaderValue, Method, StatusCode, request};
 use hyper::ext::Protocol;
 
 use crate::{
+    clock::random_u64,
     edge::{
         client_certificate::check_client_auth,
         client_headers::{ForwardedRequestSender, is_https},
@@ -21,6 +22,7 @@ use crate::{
     request_error::ProxyRequestError,
     revisions::{balance::pick_by_percent, route_settings::RevisionRouteSettings},
     routes::{
+        gateway_rules::{GatewayHostRules, GatewayRule, RoutedTarget},
         index::RouteIndex,
         match_rules::{MatchRule, match_rules},
         path_match::strip_segments,
@@ -50,8 +52,19 @@ pub(crate) enum RouteChoice {
     Challenge(String),
     /// The client is redirected to this URL.
     Redirect(FoundService, HeaderValue),
+    /// The client is redirected by a rule of the Gateway API.
+    RuleRedirect(RuleRedirect),
     /// A Revision of a service serves it.
     Service(ServiceChoice),
+}
+
+/// Redirect by a rule of the Gateway API.
+#[derive(Debug)]
+pub(crate) struct RuleRedirect {
+    pub(crate) rule: Arc<GatewayRule>,
+    pub(crate) status: StatusCode,
+    /// URL that the client is redirected to.
+    pub(crate) location: HeaderValue,
 }
 
 /// Service that a request has found, with the rule.
@@ -107,6 +120,9 @@ impl RouteChooser<'_> {
         if let Some(response) = self.challenge_response(head, entrypoint) {
             return Ok(RouteChoice::Challenge(response));
         }
+        if let Some(rules) = self.gateway_rules(head, entrypoint, sender) {
+            return self.choose_by_rules(&rules, head, sender, handshake);
+        }
         let found = self.find_service(head, entrypoint)?;
         let mut comes_by_https = false;
         if entrypoint == Entrypoint::External {
@@ -127,6 +143,57 @@ impl RouteChooser<'_> {
         // Only now: a tag may choose another service, and must not lead around the rule of the host.
         let (service, tag) = self.select_tag(&found.service_match, head);
         Ok(RouteChoice::Service(ServiceChoice { found, is_https: comes_by_https, service, tag }))
+    }
+
+    /// Returns the rules of the Gateway API for the host of a request from outside, if it has any.
+    fn gateway_rules(
+        &self,
+        head: &request::Parts,
+        entrypoint: Entrypoint,
+        sender: ForwardedRequestSender,
+    ) -> Option<Arc<GatewayHostRules>> {
+        if entrypoint != Entrypoint::External || !self.routes.has_gateway_hosts() {
+            return None;
+        }
+        let host = host::request_host(head).unwrap_or_default();
+        self.routes.gateway_host(sender.is_tls, &host)
+    }
+
+    /// Chooses the backend of a request, or its redirect, by the rules of the Gateway API for its host.
+    fn choose_by_rules(
+        &self,
+        rules: &GatewayHostRules,
+        head: &request::Parts,
+        sender: ForwardedRequestSender,
+        handshake: HandshakeRule<'_>,
+    ) -> Result<RouteChoice, ProxyRequestError> {
+        let host = host::request_host(head).unwrap_or_default();
+        // These hosts ask for no certificates, but the connection may be for a host that does.
+        let met = match handshake {
+            HandshakeRule::Met(met) => met,
+            HandshakeRule::OfRequestedHost => None,
+        };
+        check_client_auth(None, met, sender.is_tls)?;
+        let rule = rules.find(head);
+        let rule = rule.map_err(|error| path_failure(error, &host, head.uri.path()))?;
+        let is_https = is_https(&head.headers, sender, &self.edge_policy.current());
+        if rule.redirect.is_some() {
+            return redirect_by_rule(rule, head, is_https).map(RouteChoice::RuleRedirect);
+        }
+        let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
+        let service = match rule.pick_backend(random_u64()).ok_or_else(no_backend)? {
+            RoutedTarget::Service(name) => {
+                let missing = || ProxyRequestError::NoRevision(name.to_string());
+                self.routes.service_by_name(name).ok_or_else(missing)?
+            }
+            RoutedTarget::Plain(service) => Arc::clone(service),
+            RoutedTarget::Unresolved => return Err(no_backend()),
+        };
+        let gateway_rule = Some(Arc::clone(rule));
+        let service_match = ServiceMatch { service, domain_index: None, gateway_rule };
+        let (service, tag) = self.select_tag(&service_match, head);
+        let found = FoundService { rule: MatchRule::Host(host), service_match };
+        Ok(RouteChoice::Service(ServiceChoice { found, is_https, service, tag }))
     }
 
     /// Returns the response to a challenge of an authority. Any other path below the challenges' is the service's own.
@@ -197,6 +264,24 @@ fn path_failure(error: HostPathError, host: &str, path: &str) -> ProxyRequestErr
              paths only"
         )),
     }
+}
+
+/// Redirect of a request by a rule that has one.
+fn redirect_by_rule(
+    rule: &Arc<GatewayRule>,
+    head: &request::Parts,
+    is_https: bool,
+) -> Result<RuleRedirect, ProxyRequestError> {
+    let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
+    let redirect = rule.redirect.as_ref().ok_or_else(no_backend)?;
+    let is_https = redirect.is_https.unwrap_or(is_https);
+    let location =
+        headers::redirect_location(head, is_https, redirect.host.as_deref(), redirect.port);
+    Ok(RuleRedirect {
+        rule: Arc::clone(rule),
+        status: StatusCode::from_u16(redirect.status).map_err(|_bad| no_backend())?,
+        location: location.ok_or_else(|| ProxyRequestError::UnknownService(String::new()))?,
+    })
 }
 
 /// URL of a request over https (`http-protocol: Redirected`).

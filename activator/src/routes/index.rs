@@ -6,12 +6,15 @@
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use common::{
-    link::RouteBatch,
+    link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
     wire::{ClientAuth, ConnectionPath, DomainProtocol, NamespacedName, RouteChange, RouteKey},
 };
@@ -24,6 +27,7 @@ use crate::{
     },
     routes::{
         agent_reports::AgentStreamNumber,
+        gateway_rules::GatewayHostRules,
         match_rules::MatchRule,
         ruled_hosts::HostPathError,
         service::{RoutedService, ServiceMatch, TrafficShare},
@@ -31,8 +35,10 @@ use crate::{
     slots::peers::Peers,
 };
 
+mod plain_services;
 mod state;
 
+use plain_services::plain_context;
 use state::RouteIndexState;
 
 /// Time for which requests wait for a Revision that is not in the RouteTable. Another controller may know of it a
@@ -43,6 +49,10 @@ const MISSING_REVISION_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct RouteIndex {
     revision_context: Arc<RevisionContext>,
+    /// Context of Services of the cluster, which have no Revisions.
+    plain_context: Arc<RevisionContext>,
+    /// False while no host has rules of the Gateway API, so that requests need no look-up for them.
+    has_gateway_hosts: AtomicBool,
     state: RwLock<RouteIndexState>,
     /// Held while the pods of a Revision are copied from the state and put in force. Table and reports change them in
     /// several tasks, and an older copy must not replace a newer one.
@@ -79,6 +89,8 @@ impl RouteIndex {
         let listing = watch::Sender::new(ActivatorListing::NotListedYet);
         let early_ready_pods = revision_context.pod_settings.metrics.early_ready_pods.clone();
         Self {
+            plain_context: Arc::new(plain_context(&revision_context)),
+            has_gateway_hosts: AtomicBool::new(false),
             revision_context: Arc::new(revision_context),
             state: RwLock::new(RouteIndexState::new(early_ready_pods)),
             pods_update: Mutex::default(),
@@ -132,7 +144,12 @@ impl RouteIndex {
 
     /// Service to which TLS of this host is passed through; the host is in lower case and without port.
     pub fn passthrough_service(&self, host: &str) -> Option<Arc<RoutedService>> {
-        self.read().tcp_service_of_host(host, DomainProtocol::TlsPassthrough)
+        let index = self.read();
+        // A listener with exactly this host goes before the wildcard of a DomainMapping, as it does for HTTP.
+        if index.gateway_host(true, host).is_some() {
+            return None;
+        }
+        index.tcp_service_of_host(host, DomainProtocol::TlsPassthrough)
     }
 
     /// Service behind a host for this path. The host is in lower case and without port.
@@ -149,6 +166,30 @@ impl RouteIndex {
         }
     }
 
+    /// Returns true if any host has rules of the Gateway API.
+    pub(crate) fn has_gateway_hosts(&self) -> bool {
+        self.has_gateway_hosts.load(Ordering::Relaxed)
+    }
+
+    /// Rules of the Gateway API for a host, which is in lower case and without port. `None`: there are none, or the host
+    /// is one of a Route or DomainMapping.
+    pub(crate) fn gateway_host(&self, is_tls: bool, host: &str) -> Option<Arc<GatewayHostRules>> {
+        self.read().gateway_host(is_tls, host)
+    }
+
+    /// Revisions that stand for Services of the cluster, to which rules of the Gateway API lead.
+    pub fn plain_revisions(&self) -> Vec<Arc<ActivatorRevision>> {
+        self.read().plain_services.revisions().cloned().collect()
+    }
+
+    /// Drops Services of the cluster to which no rule of the Gateway API leads any more.
+    pub fn drop_unused_plain_services(&self) {
+        // Nearly always there are none, and requests need not wait for the lock.
+        if !self.read().plain_services.is_empty() {
+            self.write().plain_services.drop_unused(&self.plain_context);
+        }
+    }
+
     /// Service behind a host as a list of hosts shows it: a host with path rules is followed by one of its prefixes,
     /// and a wildcard stands for itself.
     pub(crate) fn match_listed_host(&self, listed: &str) -> Option<ServiceMatch> {
@@ -160,12 +201,16 @@ impl RouteIndex {
         index.match_host(listed).or_else(rule)
     }
 
-    /// Rules of the DomainMappings of this host for handshakes; the host is in lower case and without port. Without
-    /// such a mapping there are none.
+    /// Rules of this host for handshakes, by its DomainMappings or by the Gateway API; the host is in lower case and
+    /// without port. Other hosts have none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
         let index = self.read();
         let tcp_service = index.tcp_service_of_host(host, DomainProtocol::TcpOverTls);
         let Some(found) = index.match_host(host) else {
+            if let Some(rules) = index.gateway_host(true, host) {
+                let certificate = rules.certificate().cloned();
+                return HandshakeRules { certificate, client_auth: None, tcp_service: None };
+            }
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
             return HandshakeRules { certificate, client_auth, tcp_service };
         };
@@ -307,7 +352,8 @@ impl RouteIndex {
         let (mut ports_changed, mut activators_changed) = (false, false);
         let peers = self.revision_context.peers.view();
         let mut index = self.write();
-        let changes = index.changes_with_removals(batch);
+        let mut changes = index.changes_with_removals(batch);
+        self.apply_gateway_hosts(&mut index, &mut changes);
         let zones_before = index.activator_zones();
         for change in changes.into_values() {
             match change {
@@ -315,12 +361,9 @@ impl RouteIndex {
                     ports_changed |= index.set_service(service, &self.revision_context)
                 }
                 RouteChange::Revision(revision) => {
-                    let settings = RevisionRouteSettings::new(&revision);
-                    index.set_route_settings(
-                        &revision.name,
-                        Some(settings),
-                        &self.revision_context,
-                    );
+                    let settings = Some(RevisionRouteSettings::new(&revision));
+                    let context = &self.revision_context;
+                    index.set_route_settings(&revision.name, settings, context);
                     touched.insert(revision.name);
                 }
                 RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
@@ -342,12 +385,14 @@ impl RouteIndex {
                 RouteChange::Node(_)
                 | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)
+                | RouteChange::GatewayHost(_)
                 | RouteChange::Certificate(_)
                 | RouteChange::ClientCa(_)
                 | RouteChange::Removed(RouteKey::Node(_))
                 | RouteChange::Removed(
                     RouteKey::Replicas(_)
                     | RouteKey::Settings
+                    | RouteKey::GatewayHost(_)
                     | RouteKey::Certificate(_)
                     | RouteKey::ClientCa(_),
                 )
@@ -366,6 +411,26 @@ impl RouteIndex {
         touched.iter().for_each(|name| self.update_revision_pods(name));
         self.drop_unreferenced_revisions();
         ports_changed
+    }
+
+    /// Applies the changes of rules of the Gateway API, and takes them out of `changes`.
+    fn apply_gateway_hosts(&self, index: &mut RouteIndexState, changes: &mut RouteChanges) {
+        let is_gateway_host = |key: &&RouteKey| matches!(key, RouteKey::GatewayHost(_));
+        let keys: Vec<RouteKey> = changes.keys().filter(is_gateway_host).cloned().collect();
+        if keys.is_empty() {
+            return;
+        }
+        for key in keys {
+            match (changes.remove(&key), key) {
+                (Some(RouteChange::GatewayHost(entry)), _) => {
+                    index.set_gateway_host(entry, &self.plain_context);
+                }
+                (_, RouteKey::GatewayHost(key)) => drop(index.gateway_hosts.remove(&key)),
+                _ => {}
+            }
+        }
+        self.has_gateway_hosts.store(!index.gateway_hosts.is_empty(), Ordering::Relaxed);
+        index.plain_services.drop_unused(&self.plain_context);
     }
 
     /// Begins a stream of reports of the agent on this node, and withdraws what its earlier stream has reported.

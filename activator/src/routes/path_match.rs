@@ -125,8 +125,6 @@ fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
     if has_several_readings {
         return SegmentReading::Unclear;
     }
-    // These mean the same with and without encoding (RFC 3986 §6.2.2.2). Any other encoding stays a distinct text.
-    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     match decode(segment.as_bytes(), is_unreserved) {
         Cow::Borrowed(_) => SegmentReading::Clear(segment.into()),
         // Only ASCII was decoded.
@@ -139,6 +137,16 @@ fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
 /// Name of a part of a segment: some servers end it before parameters, at a zero byte, or where a decoded query begins.
 fn part_name(part: &[u8]) -> &[u8] {
     part.split(|byte| b";\0#?".contains(byte)).next().unwrap_or_default()
+}
+
+/// Returns true if a path is `exact`, whose characters need no encoding, after such characters of it are decoded.
+pub fn is_exact_path(path: &str, exact: &str) -> bool {
+    *decode(path.as_bytes(), is_unreserved) == *exact.as_bytes()
+}
+
+/// Returns true for characters that need no encoding (RFC 3986 §2.3).
+fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
 }
 
 /// Decodes the bytes that are percent-encoded and wanted. The result is borrowed if there are none.

@@ -125,6 +125,16 @@ impl RuledHosts {
         (certificate, domains().find_map(|it| it.client_auth.clone()))
     }
 
+    /// Returns true if the host itself has rules.
+    pub(crate) fn has_host(&self, host: &str) -> bool {
+        !host.starts_with('.') && self.by_host.contains_key(host)
+    }
+
+    /// Returns true if the host itself has rules, a wildcard covers it, or it is reserved.
+    pub(crate) fn covers(&self, host: &str) -> bool {
+        self.rules_of(host).is_some() || self.reserved.contains_key(host)
+    }
+
     /// Rules of a host: its own, else those of the wildcard that covers it with one label. A reserved host has its own
     /// only, or none: it may be one of another namespace, whose DomainMapping is not in force just now.
     fn rules_of(&self, host: &str) -> Option<&HostPathRules> {
@@ -148,7 +158,7 @@ impl RuleOwners {
 impl RuledDomain {
     fn service_match(&self) -> ServiceMatch {
         let (service, domain_index) = (Arc::clone(&self.service), Some(self.domain_index));
-        ServiceMatch { service, domain_index }
+        ServiceMatch { service, domain_index, gateway_rule: None }
     }
 
     fn domain(&self) -> Option<&MappedDomain> {
@@ -260,6 +270,7 @@ mod tests {
         hosts.add_service(&part);
         assert_eq!(found(&hosts, "b.example.com", "/v1"), Ok("part".to_owned()));
         assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
+        assert!(hosts.covers("a.example.com") && !hosts.has_host("a.example.com"));
         hosts.add_service(&exact);
         assert_eq!(found(&hosts, "a.example.com", "/v1"), Ok("exact".to_owned()));
         hosts.remove_service(&exact);

@@ -8,7 +8,7 @@ use common::wire::{
 };
 use smol_str::SmolStr;
 
-use crate::revisions::revision::ActivatorRevision;
+use crate::{revisions::revision::ActivatorRevision, routes::gateway_rules::GatewayRule};
 
 /// Service of the RouteTable, as requests use it.
 #[derive(Debug)]
@@ -33,12 +33,14 @@ pub struct RoutedService {
     pub(crate) gateway_rules: Option<Box<GatewayRules>>,
 }
 
-/// Service, with the DomainMapping by which it was found.
+/// Service, with the DomainMapping or the rule of the Gateway API by which it was found.
 #[derive(Debug)]
 pub struct ServiceMatch {
     /// Service that was found by its host or port.
     pub service: Arc<RoutedService>,
     pub(crate) domain_index: Option<usize>,
+    /// Rule of the Gateway API that chose the service; `None`: no such rule did.
+    pub(crate) gateway_rule: Option<Arc<GatewayRule>>,
 }
 
 impl ServiceMatch {
@@ -75,7 +77,7 @@ fn requires_client_certificate(domain: &MappedDomain) -> bool {
 
 impl From<Arc<RoutedService>> for ServiceMatch {
     fn from(service: Arc<RoutedService>) -> Self {
-        Self { service, domain_index: None }
+        Self { service, domain_index: None, gateway_rule: None }
     }
 }
 

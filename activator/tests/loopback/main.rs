@@ -9,6 +9,7 @@ mod debug_pages;
 mod failure_responses;
 mod faults;
 mod forward;
+mod gateway_api;
 mod gateway_ports;
 #[path = "../h2c/mod.rs"]
 mod h2c;

@@ -7,8 +7,8 @@ use activator::{ActivatorConfig, ActivatorError};
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{
-        DomainProtocol, EdgeSettings, GatewayRules, MappedDomain, NamespacedName, PathPrefix,
-        PathRule,
+        DomainProtocol, EdgeSettings, GatewayHostEntry, GatewayHostKey, GatewayRules, MappedDomain,
+        NamespacedName, PathPrefix, PathRule,
     },
 };
 use http::Request;
@@ -224,6 +224,33 @@ async fn hosts_with_wildcards_and_path_rules_get_their_certificate() {
         let client = open(fixture.outside_tls, Arc::clone(&config), name).await.unwrap();
         assert!(presented(&client) == leaf(issued), "{name}");
     }
+}
+
+/// A listener of the Gateway API has a certificate of its own, and rules for TLS alone.
+#[tokio::test]
+async fn hosts_of_the_gateway_api_get_the_certificate_of_their_listener() {
+    let (mut fixture, authority) = start_asleep().await;
+    let (default, own) = (authority.issue(&[HOST]), authority.issue(&["*.gateway.example"]));
+    set_default(&mut fixture, &default);
+    let own_name = NamespacedName::new("default", "own");
+    set_certificate(&mut fixture, &own_name, &own);
+    let key: GatewayHostKey = "https://*.gateway.example".parse().unwrap();
+    let certificate = Some(own_name);
+    let entry = GatewayHostEntry { key: key.clone(), rules: Vec::new(), certificate };
+    fixture.apply_change(|table| drop(table.gateway_hosts.insert(key, entry)));
+    let config = Arc::new(client_config(&[]));
+    for (name, issued) in [
+        ("a.gateway.example", &own),
+        ("a.b.gateway.example", &own),
+        ("gateway.example", &default),
+        (HOST, &default),
+    ] {
+        let client = open(fixture.outside_tls, Arc::clone(&config), name).await.unwrap();
+        assert!(presented(&client) == leaf(issued), "{name}");
+    }
+    let plain = "GET / HTTP/1.1\r\nhost: a.gateway.example\r\nconnection: close\r\n\r\n";
+    let response = fixture.exchange_at(fixture.outside, plain).await;
+    assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
 }
 
 #[tokio::test]

@@ -263,11 +263,13 @@ impl RoutePlanner {
             // Connects do not depend on these.
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
+            | RouteChange::GatewayHost(_)
             | RouteChange::Certificate(_)
             | RouteChange::ClientCa(_)
             | RouteChange::Removed(
                 RouteKey::Replicas(_)
                 | RouteKey::Settings
+                | RouteKey::GatewayHost(_)
                 | RouteKey::Certificate(_)
                 | RouteKey::ClientCa(_),
             )

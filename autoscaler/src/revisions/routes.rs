@@ -51,6 +51,7 @@ impl ScaledRevisions {
                 | RouteKey::Node(_)
                 | RouteKey::Replicas(_)
                 | RouteKey::Settings
+                | RouteKey::GatewayHost(_)
                 | RouteKey::Certificate(_)
                 | RouteKey::ClientCa(_) => {}
             }

@@ -7,6 +7,7 @@ use super::*;
 
 mod certificates;
 mod client_auth;
+mod gateway_hosts;
 mod pod_reports;
 mod pods;
 mod routes;

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    ActivatorEntry, CertificateEntry, ClientCaEntry, GlobalSettings, NamespacedName, NodeEntry,
-    PodEntry, RevisionEntry, ScalePolicyPool, ServerComponent, ServerReplicas, ServiceEntry,
+    ActivatorEntry, CertificateEntry, ClientCaEntry, GatewayHostEntry, GatewayHostKey,
+    GlobalSettings, NamespacedName, NodeEntry, PodEntry, RevisionEntry, ScalePolicyPool,
+    ServerComponent, ServerReplicas, ServiceEntry,
 };
 
 /// Everything that the data plane follows, by subject. A receiver keeps it in a [`RouteView`].
@@ -24,6 +25,8 @@ pub struct RouteTable {
     pub replicas: BTreeMap<ServerComponent, ServerReplicas>,
     /// Settings that hold for all services.
     pub settings: GlobalSettings,
+    /// Rules of the Gateway API, by host; only at activators.
+    pub gateway_hosts: BTreeMap<GatewayHostKey, GatewayHostEntry>,
     /// Certificates of hosts, by namespace and name of their Secrets; only at activators.
     pub certificates: BTreeMap<NamespacedName, CertificateEntry>,
     /// Authorities of client certificates, by namespace and name of their Secrets; only at activators.
@@ -56,6 +59,8 @@ pub enum RouteChange {
     Replicas(ServerReplicas),
     /// Settings that hold for all services.
     Settings(GlobalSettings),
+    /// Rules of the Gateway API for a host. Only sent to activators.
+    GatewayHost(GatewayHostEntry),
     /// Certificate of hosts under the name of its Secret. Only sent to activators.
     Certificate(CertificateEntry),
     /// Authorities of client certificates under the name of their Secret. Only sent to activators.
@@ -83,6 +88,8 @@ pub enum RouteKey {
     Replicas(ServerComponent),
     /// Settings that hold for all services.
     Settings,
+    /// Rules of the Gateway API for a host.
+    GatewayHost(GatewayHostKey),
     /// Certificate of hosts, by namespace and name of its Secret.
     Certificate(NamespacedName),
     /// Authorities of client certificates, by namespace and name of their Secret.
@@ -100,6 +107,7 @@ impl RouteChange {
             Self::Node(it) => Some(RouteKey::Node(it.name.clone())),
             Self::Replicas(it) => Some(RouteKey::Replicas(it.component)),
             Self::Settings(_) => Some(RouteKey::Settings),
+            Self::GatewayHost(it) => Some(RouteKey::GatewayHost(it.key.clone())),
             Self::Certificate(it) => Some(RouteKey::Certificate(it.name.clone())),
             Self::ClientCa(it) => Some(RouteKey::ClientCa(it.name.clone())),
             Self::Removed(key) => Some(key.clone()),
@@ -118,12 +126,13 @@ impl RouteTable {
         let nodes = self.nodes.values().cloned().map(RouteChange::Node);
         let replicas = self.replicas.values().cloned().map(RouteChange::Replicas);
         let settings = self.settings.if_not_default().map(RouteChange::Settings);
+        let gateway_hosts = self.gateway_hosts.values().cloned().map(RouteChange::GatewayHost);
         let certificates = self.certificates.values().cloned().map(RouteChange::Certificate);
         let client_cas = self.client_cas.values().cloned().map(RouteChange::ClientCa);
         // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
         let first = settings.into_iter().chain(replicas).chain(nodes).chain(activators);
         let first = first.chain(certificates).chain(client_cas);
-        first.chain(revisions).chain(pods).chain(services)
+        first.chain(revisions).chain(pods).chain(services).chain(gateway_hosts)
     }
 
     /// Returns the changes that turn `self` into `next`: states first, then removals.
@@ -146,6 +155,9 @@ impl RouteTable {
         for_each_changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
         for_each_changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
         for_each_changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
+        for_each_changed(&self.gateway_hosts, &next.gateway_hosts, |v| {
+            out.push(RouteChange::GatewayHost(v))
+        });
         // Removals come last, so that no service names a subject that is already removed.
         let removed = self.keys().into_iter().filter(|key| !next.contains(key));
         out.extend(removed.map(RouteChange::Removed));
@@ -161,10 +173,12 @@ impl RouteTable {
         let nodes = self.nodes.keys().cloned().map(RouteKey::Node);
         let replicas = self.replicas.keys().copied().map(RouteKey::Replicas);
         let settings = self.settings.if_not_default().map(|_| RouteKey::Settings);
+        let gateway_hosts = self.gateway_hosts.keys().cloned().map(RouteKey::GatewayHost);
         let certificates = self.certificates.keys().cloned().map(RouteKey::Certificate);
         let client_cas = self.client_cas.keys().cloned().map(RouteKey::ClientCa);
         let all = services.chain(revisions).chain(pods).chain(activators).chain(nodes);
-        all.chain(replicas).chain(settings).chain(certificates).chain(client_cas).collect()
+        let all = all.chain(replicas).chain(settings).chain(gateway_hosts);
+        all.chain(certificates).chain(client_cas).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -176,6 +190,7 @@ impl RouteTable {
             RouteKey::Node(name) => self.nodes.contains_key(name),
             RouteKey::Replicas(component) => self.replicas.contains_key(component),
             RouteKey::Settings => self.settings.if_not_default().is_some(),
+            RouteKey::GatewayHost(key) => self.gateway_hosts.contains_key(key),
             RouteKey::Certificate(name) => self.certificates.contains_key(name),
             RouteKey::ClientCa(name) => self.client_cas.contains_key(name),
         }
@@ -192,6 +207,7 @@ impl RouteTable {
             RouteChange::Node(it) => drop(self.nodes.insert(it.name.clone(), it)),
             RouteChange::Replicas(it) => drop(self.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => self.settings = it,
+            RouteChange::GatewayHost(it) => drop(self.gateway_hosts.insert(it.key.clone(), it)),
             RouteChange::Certificate(it) => drop(self.certificates.insert(it.name.clone(), it)),
             RouteChange::ClientCa(it) => drop(self.client_cas.insert(it.name.clone(), it)),
             RouteChange::Removed(_) => self.remove(&key),
@@ -209,6 +225,7 @@ impl RouteTable {
             RouteKey::Node(name) => drop(self.nodes.remove(name)),
             RouteKey::Replicas(component) => drop(self.replicas.remove(component)),
             RouteKey::Settings => self.settings = GlobalSettings::default(),
+            RouteKey::GatewayHost(key) => drop(self.gateway_hosts.remove(key)),
             RouteKey::Certificate(name) => drop(self.certificates.remove(name)),
             RouteKey::ClientCa(name) => drop(self.client_cas.remove(name)),
         }

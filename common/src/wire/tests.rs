@@ -3,6 +3,7 @@ use crate::request_log::LogTemplate;
 
 mod certificates;
 mod client_auth;
+mod gateway_hosts;
 mod path_rules;
 mod scaled_services;
 mod standby;

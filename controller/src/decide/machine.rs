@@ -36,6 +36,7 @@ mod digests;
 mod domain_mappings;
 mod events;
 mod fingerprint;
+mod gateway_api;
 mod leadership;
 mod local_certificates;
 mod manifests;
@@ -189,6 +190,7 @@ impl ControllerStateMachine {
             self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
         }
         self.reconcile_all_mappings(now);
+        self.follow_gateways(now);
         self.check_abandoned_workloads();
     }
 

@@ -98,7 +98,11 @@ pub(crate) fn has_child_named(
         | ResourceKind::NetworkPolicy
         | ResourceKind::RequestedCertificate
         | ResourceKind::IssuedCertificate
-        | ResourceKind::AcmeChallenge => false,
+        | ResourceKind::AcmeChallenge
+        | ResourceKind::ReferenceGrant
+        | ResourceKind::GatewayClass
+        | ResourceKind::Gateway
+        | ResourceKind::HttpRoute => false,
     }
 }
 

@@ -18,6 +18,7 @@ pub mod client_cas;
 mod conditions;
 pub mod domain_mappings;
 mod drain;
+pub mod gateway_api;
 pub(crate) mod gateway_ports;
 mod gradual_rollout;
 pub mod host_certificates;

@@ -30,6 +30,7 @@ mod certificates;
 mod client_cas;
 pub mod conditions;
 mod domain_mappings;
+mod gateway_api;
 mod local_certificates;
 pub mod name_registry;
 pub(crate) mod nodes;
@@ -56,6 +57,12 @@ pub use client_cas::{ClientAuthSpec, ClientCaRead, ClientCaState, ObservedClient
 pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
 pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
+};
+pub use gateway_api::{
+    AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
+    GATEWAY_SERVICE, GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState,
+    ListenerSpec, ListenerTls, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
+    ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
 };
 pub use local_certificates::LocalCertificateState;
 pub use name_registry::NameRegistry;
@@ -115,6 +122,8 @@ pub struct ClusterState {
     pub requests: ObservedRequests,
     /// Authorities of client certificates of the Secrets that DomainMappings name.
     pub client_cas: ObservedClientCas,
+    /// Objects of the Gateway API, with the Services that its routes may lead to.
+    pub gateway_api: ObservedGatewayApi,
     /// Certificates for names inside the cluster, by the service that the names belong to.
     pub local_certificates: BTreeMap<NamespacedName, LocalCertificateState>,
     /// Nodes, as far as decisions depend on them.
@@ -250,6 +259,7 @@ impl Default for ClusterState {
             certificates: ObservedCertificates::default(),
             requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
+            gateway_api: ObservedGatewayApi::default(),
             local_certificates: BTreeMap::new(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),

@@ -36,10 +36,15 @@ use crate::{
     },
 };
 
+mod gateway_api;
 mod pods;
 mod requested_certificates;
 mod scaled_service;
 
+pub use gateway_api::{
+    read_backend_service, read_gateway, read_gateway_addresses, read_gateway_class,
+    read_http_route, read_reference_grant,
+};
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
 pub use requested_certificates::{
     read_certificate_namespace, read_challenge_solver, read_http_challenge,

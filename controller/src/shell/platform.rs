@@ -48,6 +48,7 @@ use crate::{
 
 mod certificate_watches;
 mod client_pods;
+mod gateway_watches;
 pub mod named_secrets;
 mod pod_reads;
 mod workloads;
@@ -83,6 +84,8 @@ pub struct KubernetesPlatform {
 
 /// Longest time for which a replica that starts waits for named Secrets before it sends routes.
 const SECRET_WAIT: Duration = Duration::from_secs(5);
+/// Longest time for which a replica that starts waits for the objects of the Gateway API before it sends routes.
+const GATEWAY_LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
 /// Time for which a stopping replica still serves its webhook. API servers send requests to it until the rules of its
@@ -177,8 +180,8 @@ impl KubernetesPlatform {
             let unlisted = unlisted.lock().unwrap_or_else(PoisonError::into_inner);
             let waits = unlisted.iter().map(|it| format!("the first list of {it} is not complete"));
             let waits_for_more = (unlisted.is_empty() && !synced.is_set()).then(|| {
-                "pods that network policies admit, workloads of scaled Services, or requested certificates are not \
-                 listed yet, or named Secrets not read"
+                "pods that network policies admit, workloads of scaled Services, requested certificates or Gateways \
+                 are not listed yet, or named Secrets not read"
                     .to_owned()
             });
             // A certificate that never comes must not keep the replica unready: it still serves routes.
@@ -204,15 +207,19 @@ impl KubernetesPlatform {
         let mut client_watch = std::pin::pin!(self.watch_client_pods(clients_listed.clone()));
         let mut workload_watch =
             std::pin::pin!(self.watch_workloads(workloads_listed.clone(), &shutdown));
-        let certificates_listed = OnceSignal::new();
-        let mut certificate_watch =
-            std::pin::pin!(self.watch_certificates(certificates_listed.clone(), &shutdown));
-        let later = [&clients_listed, &workloads_listed, &certificates_listed];
+        let (certificates_listed, gateways_listed) = (OnceSignal::new(), OnceSignal::new());
+        let optional_kinds = async {
+            let certificates = self.watch_certificates(certificates_listed.clone(), &shutdown);
+            let gateways = self.watch_gateways(gateways_listed.clone(), &shutdown);
+            tokio::join!(certificates, gateways);
+        };
+        let mut optional_watch = std::pin::pin!(optional_kinds);
+        let later = [&clients_listed, &workloads_listed, &certificates_listed, &gateways_listed];
         tokio::select! {
             () = self.wait_for_later_lists(later) => {}
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
-            () = certificate_watch.as_mut() => {}
+            () = optional_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.runtime.step(ControllerEvent::InitialListSynced);
@@ -228,14 +235,13 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => return,
             () = client_watch.as_mut() => {}
             () = workload_watch.as_mut() => {}
-            () = certificate_watch.as_mut() => {}
+            () = optional_watch.as_mut() => {}
             () = shutdown.cancelled() => return,
         }
         self.synced.set();
         // The election starts only now: a leader that knows half of the objects would delete or recreate the others.
         let leadership = self.start_leader_election(&shutdown);
-        let source: Arc<dyn DesiredStateSource> =
-            Arc::clone(&self.runtime) as Arc<dyn DesiredStateSource>;
+        let source = Arc::clone(&self.runtime) as Arc<dyn DesiredStateSource>;
         let writing = Arc::clone(&self.writer).run(source, leadership.clone(), shutdown.clone());
         let webhook_stop = CancellationToken::new();
         let mut webhook = std::pin::pin!(self.serve_webhook(leadership, &webhook_stop));
@@ -246,7 +252,7 @@ impl KubernetesPlatform {
             () = self.apply_watch_updates(&mut updates) => {}
             () = client_watch => {}
             () = workload_watch => {}
-            () = certificate_watch => {}
+            () = optional_watch => {}
             () = secret_reads => {}
             () = shutdown.cancelled() => {}
         }
@@ -258,7 +264,7 @@ impl KubernetesPlatform {
     /// Waits for the lists without which the first routes would be wrong, if they are needed.
     async fn wait_for_later_lists(
         &self,
-        [clients_listed, workloads_listed, certificates_listed]: [&OnceSignal; 3],
+        [clients_listed, workloads_listed, certificates_listed, gateways_listed]: [&OnceSignal; 4],
     ) {
         // A policy that names pods waits until these are known, and the first routes would admit all clients.
         if *self.needs_client_pods.borrow() {
@@ -271,6 +277,13 @@ impl KubernetesPlatform {
         // Hosts would lose their certificates, and Routes their conditions.
         if *self.runtime.request_watch_need().borrow() {
             certificates_listed.wait().await;
+        }
+        // Hosts of Gateways would be served no more until their objects are known. All other services must not wait for
+        // kinds of which a cluster may have no usable version.
+        if timeout(GATEWAY_LIST_TIMEOUT, gateways_listed.wait()).await.is_err() {
+            warn!(
+                "objects of the Gateway API are not listed yet: the first routes lack their hosts"
+            );
         }
     }
 

@@ -25,6 +25,7 @@ use crate::{
 mod autoscaling_status;
 mod domain_mappings;
 mod endpoint_slices;
+mod gateway_api;
 mod pod_annotations;
 mod pod_requests;
 mod requested_certificates;
@@ -63,11 +64,15 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::RequestedCertificate | ResourceKind::IssuedCertificate => {
             requested_certificates::certificate_part(cluster, key)
         }
+        ResourceKind::GatewayClass | ResourceKind::Gateway | ResourceKind::HttpRoute => {
+            gateway_api::gateway_status(cluster, key)
+        }
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace
         | ResourceKind::NetworkPolicy
-        | ResourceKind::AcmeChallenge => DesiredState::Unmanaged,
+        | ResourceKind::AcmeChallenge
+        | ResourceKind::ReferenceGrant => DesiredState::Unmanaged,
     }
 }
 

@@ -35,7 +35,7 @@ const MANAGE_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "dele
 
 /// Permissions of the controller in all namespaces, because services may be in any of them, and on the namespaces and
 /// nodes themselves.
-pub(crate) const CLUSTER_RULES: [RbacRule; 30] = [
+pub(crate) const CLUSTER_RULES: [RbacRule; 32] = [
     RbacRule {
         groups: SERVING,
         resources: &["services", "domainmappings"],
@@ -138,6 +138,20 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 30] = [
         names: &[],
         verbs: WATCH_VERBS,
         reason: "paths by which an authority checks a host, with `external-domain-tls`",
+    },
+    RbacRule {
+        groups: &["gateway.networking.k8s.io"],
+        resources: &["gatewayclasses", "gateways", "httproutes", "referencegrants"],
+        names: &[],
+        verbs: WATCH_VERBS,
+        reason: "hosts and rules of the Gateway API, where its kinds are installed",
+    },
+    RbacRule {
+        groups: &["gateway.networking.k8s.io"],
+        resources: &["gatewayclasses/status", "gateways/status", "httproutes/status"],
+        names: &[],
+        verbs: &["patch"],
+        reason: "conditions and addresses of the same objects",
     },
     RbacRule {
         groups: &[""],
@@ -249,7 +263,7 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 30] = [
         resources: &["secrets"],
         names: &[],
         verbs: &["get"],
-        reason: "pull secrets, certificates and client CAs that DomainMappings and config-network name, and requested certificates, each by name; the controller cannot list or watch Secrets",
+        reason: "pull secrets, certificates and client CAs that DomainMappings, Gateways and config-network name, and requested certificates, each by name; the controller cannot list or watch Secrets",
     },
     RbacRule {
         groups: &["", "events.k8s.io"],

@@ -19,7 +19,9 @@ use controller::{
         },
         object::ResourceKind,
     },
-    shell::api::watch_scope::{cert_manager_scopes, request_scopes, watch_scopes, workload_scopes},
+    shell::api::watch_scope::{
+        cert_manager_scopes, gateway_scopes, request_scopes, watch_scopes, workload_scopes,
+    },
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use k8s_openapi::{
@@ -530,8 +532,8 @@ fn the_controller_may_list_each_kind_that_it_watches() {
             is_about && has_verbs && rule.names.is_empty()
         })
     };
-    let certificates = [request_scopes(), cert_manager_scopes()].concat();
-    for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE), certificates].concat() {
+    let optional = [request_scopes(), cert_manager_scopes(), gateway_scopes()].concat();
+    for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE), optional].concat() {
         let (group, plural) = (scope.resource.group(), scope.resource.plural());
         let is_permitted = may_list(&rbac::CLUSTER_RULES, group, plural)
             || (scope.namespace.is_some() && may_list(&rbac::NAMESPACE_RULES, group, plural));
@@ -551,6 +553,19 @@ fn the_controller_may_write_the_replicas_of_both_kinds_of_workloads() {
             });
             assert!(is_permitted, "{verb} {resource}");
         }
+    }
+}
+
+#[test]
+fn the_controller_may_write_the_statuses_of_the_gateway_api() {
+    for resource in [ResourceKind::GatewayClass, ResourceKind::Gateway, ResourceKind::HttpRoute] {
+        let status = format!("{}/status", resource.plural());
+        let is_permitted = rbac::CLUSTER_RULES.iter().any(|rule| {
+            rule.groups.contains(&resource.group())
+                && rule.resources.contains(&status.as_str())
+                && rule.verbs.contains(&"patch")
+        });
+        assert!(is_permitted, "{status}");
     }
 }
 

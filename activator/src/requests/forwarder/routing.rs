@@ -15,7 +15,7 @@ use crate::{
         pending_request::{PendingRequest, ReceivedRequest, RequestStage, Routed},
         response_body::ClientResponseBody,
         route_choice::{
-            FoundService, HandshakeRule, RouteChoice, RouteChooser, ServiceChoice,
+            FoundService, HandshakeRule, RouteChoice, RouteChooser, RuleRedirect, ServiceChoice,
             check_http_target, pick_target,
         },
     },
@@ -49,7 +49,11 @@ impl RequestForwarder {
                 return Ok(Routed::Respond(challenge_response(response).into()));
             }
             RouteChoice::Redirect(_, location) => {
-                return Ok(Routed::Respond(redirect_response(location).into()));
+                let moved = StatusCode::MOVED_PERMANENTLY;
+                return Ok(Routed::Respond(redirect_response(moved, location).into()));
+            }
+            RouteChoice::RuleRedirect(RuleRedirect { status, location, .. }) => {
+                return Ok(Routed::Respond(redirect_response(status, location).into()));
             }
             RouteChoice::Service(choice) => choice,
         };
@@ -117,10 +121,10 @@ fn challenge_response(text: String) -> Response<ClientResponseBody> {
     response
 }
 
-/// Response that redirects to the same URL over https (`http-protocol: Redirected`).
-fn redirect_response(location: HeaderValue) -> Response<ClientResponseBody> {
+/// Response that redirects to another URL.
+fn redirect_response(status: StatusCode, location: HeaderValue) -> Response<ClientResponseBody> {
     let mut response = Response::new(ClientResponseBody::from_text(""));
-    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    *response.status_mut() = status;
     response.headers_mut().insert(header::LOCATION, location);
     response
 }

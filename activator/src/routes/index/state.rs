@@ -12,12 +12,14 @@ use common::{
     link::{RouteBatch, RouteChanges},
     service_routing::NodeTopology,
     wire::{
-        self, DomainProtocol, HttpChallenge, NamespacedName, RouteChange, RouteKey, RoutingPhase,
+        self, DomainProtocol, GatewayHostKey, HttpChallenge, NamespacedName, RouteChange, RouteKey,
+        RoutingPhase,
     },
 };
 use prometheus_client::metrics::counter::Counter;
 use smol_str::SmolStr;
 
+use super::plain_services::PlainServices;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
@@ -25,6 +27,7 @@ use crate::{
     },
     routes::{
         agent_reports::AgentReports,
+        gateway_rules::GatewayHostRules,
         index_entries::{HostIndexEntry, NameIndexEntry},
         ruled_hosts::RuledHosts,
         service::{OpenPorts, RoutedService, ServiceMatch, TrafficShare},
@@ -46,6 +49,10 @@ pub(super) struct RouteIndexState {
     pub(super) challenges: HashMap<Box<str>, Vec<(HttpChallenge, NamespacedName)>>,
     /// Hosts with path rules or wildcards, which are not in `by_host`.
     pub(super) ruled_hosts: RuledHosts,
+    /// Rules of the Gateway API, by host.
+    pub(super) gateway_hosts: HashMap<GatewayHostKey, Arc<GatewayHostRules>>,
+    /// Services of the cluster to which these rules lead.
+    pub(super) plain_services: PlainServices,
     /// Services whose host belongs to another service too, by host.
     shadowed_hosts: HashMap<Box<str>, Vec<HostIndexEntry>>,
     /// Revisions that are in the table or are referred to.
@@ -124,6 +131,17 @@ impl RouteIndexState {
         ports_before != Some(ports)
     }
 
+    /// Adds or replaces the rules of the Gateway API for a host.
+    pub(super) fn set_gateway_host(
+        &mut self,
+        entry: wire::GatewayHostEntry,
+        plain_context: &Arc<RevisionContext>,
+    ) {
+        let key = entry.key.clone();
+        let rules = self.plain_services.resolve(entry, plain_context);
+        self.gateway_hosts.insert(key, Arc::new(rules));
+    }
+
     /// Removes a service. Returns the ports that it had.
     pub(super) fn remove_service(&mut self, name: &NamespacedName) -> Option<OpenPorts> {
         let NameIndexEntry(old) = self.services.take(name)?;
@@ -167,7 +185,24 @@ impl RouteIndexState {
     pub(super) fn match_host(&self, host: &str) -> Option<ServiceMatch> {
         let HostIndexEntry { service, host_index } = self.by_host.get(host)?;
         let domain_index = host_index.checked_sub(service.hosts.len());
-        Some(ServiceMatch { service: Arc::clone(service), domain_index })
+        let service = Arc::clone(service);
+        Some(ServiceMatch { service, domain_index, gateway_rule: None })
+    }
+
+    /// Rules of the Gateway API for a host. A host of a Route or DomainMapping has none, and a wildcard of the Gateway API
+    /// takes no host from one of a DomainMapping.
+    pub(super) fn gateway_host(&self, is_tls: bool, host: &str) -> Option<Arc<GatewayHostRules>> {
+        // Without the Gateway API, a handshake costs this check only.
+        if self.gateway_hosts.is_empty()
+            || self.by_host.contains(host)
+            || self.ruled_hosts.has_host(host)
+        {
+            return None;
+        }
+        let mut keys = GatewayHostKey::candidates(is_tls, host);
+        let found = keys.find_map(|key| self.gateway_hosts.get(&key))?;
+        let is_free = found.key().is_exact() || !self.ruled_hosts.covers(host);
+        is_free.then(|| Arc::clone(found))
     }
 
     /// Service of raw TCP behind a host whose clients speak `protocol`. A handshake shows no path, so a rule of the host
@@ -392,7 +427,8 @@ impl RouteIndexState {
         let revisions = self.revisions.iter().map(|it| RouteKey::Revision(it.0.name.clone()));
         let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);
         let activators = self.activator_addresses.keys().cloned().map(RouteKey::Activator);
-        let all = services.chain(revisions).chain(pods).chain(activators);
+        let gateway_hosts = self.gateway_hosts.keys().cloned().map(RouteKey::GatewayHost);
+        let all = services.chain(revisions).chain(pods).chain(activators).chain(gateway_hosts);
         all.filter(|key| !changes.contains_key(key)).collect()
     }
 }

@@ -20,6 +20,7 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Replicas(message) => RouteChange::Replicas(message.try_into()?),
             What::Settings(message) => RouteChange::Settings(message.try_into()?),
             What::Node(message) => RouteChange::Node(message.try_into()?),
+            What::GatewayHost(message) => RouteChange::GatewayHost(message.try_into()?),
             What::Certificate(message) => RouteChange::Certificate(message.try_into()?),
             What::ClientCa(message) => RouteChange::ClientCa(message.try_into()?),
             What::Gone(message) => RouteChange::Removed(message.try_into()?),
@@ -40,6 +41,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Replicas(value) => What::Replicas(value.into()),
             RouteChange::Settings(value) => What::Settings(value.into()),
             RouteChange::Node(value) => What::Node(value.into()),
+            RouteChange::GatewayHost(value) => What::GatewayHost(value.into()),
             RouteChange::Certificate(value) => What::Certificate(value.into()),
             RouteChange::ClientCa(value) => What::ClientCa(value.into()),
             RouteChange::Removed(value) => What::Gone(value.into()),
@@ -61,6 +63,7 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Replicas(at) => Self::Replicas(parse_server_component("gone.replicas", at)?),
             Key::Settings(_) => Self::Settings,
             Key::Node(name) => Self::Node(require_nonempty("gone.node", name)?),
+            Key::GatewayHost(key) => Self::GatewayHost(key.parse()?),
             Key::Certificate(name) => {
                 Self::Certificate(parse_certificate_name("gone.certificate", &name)?)
             }
@@ -80,6 +83,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Replicas(component) => Key::Replicas(raw_server_component(component)),
             RouteKey::Settings => Key::Settings(raw::Empty {}),
             RouteKey::Node(name) => Key::Node(name),
+            RouteKey::GatewayHost(key) => Key::GatewayHost(key.to_string()),
             RouteKey::Certificate(name) => Key::Certificate(name.to_string()),
             RouteKey::ClientCa(name) => Key::ClientCa(name.to_string()),
         };

@@ -112,6 +112,7 @@ impl ControllerStateMachine {
         }
         self.reconcile_mappings_and_targets(&mappings, now);
         self.follow_requests_of_secrets(secrets, now);
+        self.follow_gateway_secrets(secrets, now);
         self.update_certificate_timer(now);
         self.effects.certificate_counts = Some(self.certificate_counts());
     }

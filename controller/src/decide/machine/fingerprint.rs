@@ -94,6 +94,10 @@ impl ControllerStateMachine {
                 let state = self.cluster.client_cas.by_secret.get(name)?;
                 return Some(RouteChange::ClientCa(plan::client_cas::client_ca_entry(name, state)));
             }
+            RouteKey::GatewayHost(key) => {
+                return plan::gateway_api::host_entry(&self.cluster, key)
+                    .map(RouteChange::GatewayHost);
+            }
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }

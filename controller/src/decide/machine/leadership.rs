@@ -61,6 +61,7 @@ impl ControllerStateMachine {
         }
         self.reconcile_all_mappings(now);
         self.check_requests();
+        self.check_gateway_statuses();
         self.check_abandoned_workloads();
     }
 }

@@ -56,6 +56,7 @@ impl ControllerStateMachine {
                 self.observe_user_service(&name, object, now);
                 self.observe_challenge_solver(&name, object, now);
                 self.observe_placeholder(&name, object, now);
+                self.observe_backend_service(&name, object, now);
             }
             ResourceKind::Node => self.observe_node(&name.name, object, now),
             ResourceKind::ConfigMap => self.observe_config_map(&name, object, now),
@@ -76,6 +77,10 @@ impl ControllerStateMachine {
             }
             ResourceKind::IssuedCertificate => self.observe_issued_certificate(&name, object),
             ResourceKind::AcmeChallenge => self.observe_challenge(&name, object, now),
+            ResourceKind::ReferenceGrant => self.observe_reference_grant(name, object, now),
+            ResourceKind::GatewayClass => self.observe_gateway_class(&name.name, object, now),
+            ResourceKind::Gateway => self.observe_gateway(name, object, now),
+            ResourceKind::HttpRoute => self.observe_http_route(&name, object, now),
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
@@ -92,6 +97,7 @@ impl ControllerStateMachine {
         }
         self.reconcile_namespaces(&changed_apps, now);
         self.observe_certificate_namespace(name, object, now);
+        self.follow_gateway_namespaces(now);
     }
 
     /// Sets the number of pods that Revisions of a namespace keep on standby by default. Returns true if it changed.

@@ -7,22 +7,24 @@ use common::{
     wire::{CertificateEntry, NamespacedName, is_secret_name},
 };
 
-use super::{host_certificates, requested_certificates};
+use super::{gateway_api, host_certificates, requested_certificates};
 use crate::model::cluster_state::{
     CertificateState, ClusterState, ConditionReason, ConditionStatus, ConditionType,
     DomainMappingState, SecretReadState, UnixMillis, rfc3339_of_seconds,
 };
 
-/// Returns the Secrets whose certificates are in use or asked for: those of mappings, those of `config-network`, and
-/// those of requested certificates that were issued. A mapping that is being deleted serves its domain until its
-/// finalizers have ended, and so keeps the certificate of its Secret.
+/// Returns the Secrets whose certificates are in use or asked for: those of mappings, those of `config-network`, those
+/// of requested certificates that were issued, and those of listeners of Gateways. A mapping that is being deleted serves
+/// its domain until its finalizers have ended, and so keeps the certificate of its Secret.
 pub fn named_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
     let mappings = cluster.domains.mappings.iter();
     let of_mappings = mappings.flat_map(|(name, it)| secrets_of_mapping(&name.namespace, it));
     let is_requested = requested_certificates::is_enabled(cluster);
     let requested = is_requested.then(|| cluster.requests.issued_secrets());
     let requested = requested.into_iter().flatten().filter(|it| is_secret_name(&it.name));
-    of_mappings.chain(cluster.settings.shared_certificates()).chain(requested).collect()
+    let of_listeners = gateway_api::listener_secrets(cluster);
+    let all = of_mappings.chain(cluster.settings.shared_certificates()).chain(requested);
+    all.chain(of_listeners).collect()
 }
 
 /// Returns the Secret that a mapping names, and the one that serves its domain. They may be the same.

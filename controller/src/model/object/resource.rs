@@ -51,6 +51,14 @@ pub enum ResourceKind {
     IssuedCertificate,
     /// `Challenge` of the group `acme.cert-manager.io`.
     AcmeChallenge,
+    /// `ReferenceGrant` of the group `gateway.networking.k8s.io`.
+    ReferenceGrant,
+    /// `GatewayClass` of the group `gateway.networking.k8s.io`.
+    GatewayClass,
+    /// `Gateway` of the group `gateway.networking.k8s.io`.
+    Gateway,
+    /// `HTTPRoute` of the group `gateway.networking.k8s.io`.
+    HttpRoute,
 }
 
 /// Names of a kind in the API.
@@ -74,7 +82,7 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 27] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -98,6 +106,10 @@ impl ResourceKind {
         Self::RequestedCertificate,
         Self::IssuedCertificate,
         Self::AcmeChallenge,
+        Self::ReferenceGrant,
+        Self::GatewayClass,
+        Self::Gateway,
+        Self::HttpRoute,
     ];
 
     const fn api_names(self) -> ResourceNames {
@@ -105,6 +117,7 @@ impl ResourceKind {
         const NET: &str = "networking.internal.knative.dev";
         const SCALE: &str = "autoscaling.internal.knative.dev";
         const CACHE: &str = "caching.internal.knative.dev";
+        const GATEWAY: &str = "gateway.networking.k8s.io";
         match self {
             Self::KnativeService => resource_names(SERVING, "v1", "Service", "services"),
             Self::Configuration => resource_names(SERVING, "v1", "Configuration", "configurations"),
@@ -152,6 +165,12 @@ impl ResourceKind {
             Self::AcmeChallenge => {
                 resource_names("acme.cert-manager.io", "v1", "Challenge", "challenges")
             }
+            Self::ReferenceGrant => {
+                resource_names(GATEWAY, "v1beta1", "ReferenceGrant", "referencegrants")
+            }
+            Self::GatewayClass => resource_names(GATEWAY, "v1", "GatewayClass", "gatewayclasses"),
+            Self::Gateway => resource_names(GATEWAY, "v1", "Gateway", "gateways"),
+            Self::HttpRoute => resource_names(GATEWAY, "v1", "HTTPRoute", "httproutes"),
         }
     }
 
@@ -177,12 +196,24 @@ impl ResourceKind {
 
     /// Returns true if its objects are namespaced.
     pub const fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Node | Self::ClusterDomainClaim | Self::Namespace)
+        !matches!(
+            self,
+            Self::Node | Self::ClusterDomainClaim | Self::Namespace | Self::GatewayClass
+        )
     }
 
     /// Returns true if its objects have a status subresource, which is written separately.
     pub const fn has_status(self) -> bool {
-        !matches!(self, Self::ConfigMap | Self::EndpointSlice | Self::ClusterDomainClaim)
+        !matches!(
+            self,
+            Self::ConfigMap | Self::EndpointSlice | Self::ClusterDomainClaim | Self::ReferenceGrant
+        )
+    }
+
+    /// Returns true if the status of its objects has the field `observedGeneration`. Those of the Gateway API have it in
+    /// each condition instead, and the API server refuses fields that a kind does not have.
+    pub const fn has_status_generation(self) -> bool {
+        !matches!(self, Self::GatewayClass | Self::Gateway | Self::HttpRoute)
     }
 
     /// Group and version as in the field `apiVersion` of objects.

@@ -75,7 +75,8 @@ pub fn has_revision_label(object: &Value) -> bool {
 }
 
 /// Returns the scopes of all watches but those that begin later: the pods that NetworkPolicies may admit, with the
-/// first policy that selects pods, [`workload_scopes`], [`request_scopes`] and [`cert_manager_scopes`].
+/// first policy that selects pods, [`workload_scopes`], [`request_scopes`], [`cert_manager_scopes`] and
+/// [`gateway_scopes`].
 ///
 /// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
 /// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
@@ -135,8 +136,21 @@ pub fn cert_manager_scopes() -> Vec<WatchScope> {
     [ResourceKind::IssuedCertificate, ResourceKind::AcmeChallenge].map(WatchScope::all_of).into()
 }
 
+/// Kinds of the Gateway API that are followed.
+pub const GATEWAY_KINDS: [ResourceKind; 4] = [
+    ResourceKind::ReferenceGrant,
+    ResourceKind::GatewayClass,
+    ResourceKind::Gateway,
+    ResourceKind::HttpRoute,
+];
+
+/// Returns the scopes of the watches that begin once the API server has the kinds of the Gateway API.
+pub fn gateway_scopes() -> Vec<WatchScope> {
+    GATEWAY_KINDS.map(WatchScope::all_of).into()
+}
+
 /// Order of the first lists: kinds that others depend on come first.
-const LIST_ORDER: [ResourceKind; 18] = [
+const LIST_ORDER: [ResourceKind; 22] = [
     ResourceKind::ConfigMap,
     ResourceKind::Namespace,
     ResourceKind::NetworkPolicy,
@@ -156,6 +170,10 @@ const LIST_ORDER: [ResourceKind; 18] = [
     ResourceKind::RequestedCertificate,
     ResourceKind::IssuedCertificate,
     ResourceKind::AcmeChallenge,
+    ResourceKind::ReferenceGrant,
+    ResourceKind::GatewayClass,
+    ResourceKind::Gateway,
+    ResourceKind::HttpRoute,
 ];
 
 /// Returns the place of a kind in the order of the first lists. `None` for kinds that only the writer reads, and for
@@ -278,7 +296,7 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
             ("spec", &["podCIDRs", "unschedulable", "taints"]),
             ("status", &["conditions", "addresses", "images", "allocatable"]),
         ],
-        ResourceKind::Service => &[("spec", SERVICE_SPEC), ("status", &[])],
+        ResourceKind::Service => &[("spec", SERVICE_SPEC), ("status", &["loadBalancer"])],
         ResourceKind::NetworkPolicy => &[("spec", &["podSelector", "policyTypes", "ingress"])],
         ResourceKind::KnativeService
         | ResourceKind::Configuration
@@ -291,7 +309,11 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         | ResourceKind::ClusterDomainClaim
         | ResourceKind::Namespace
         | ResourceKind::RequestedCertificate
-        | ResourceKind::IssuedCertificate => &[],
+        | ResourceKind::IssuedCertificate
+        | ResourceKind::ReferenceGrant
+        | ResourceKind::GatewayClass
+        | ResourceKind::Gateway
+        | ResourceKind::HttpRoute => &[],
         ResourceKind::AcmeChallenge => {
             &[("spec", &["type", "dnsName", "token", "key"]), ("status", &[])]
         }
@@ -352,7 +374,8 @@ mod tests {
     fn all_scopes() -> Vec<WatchScope> {
         let of_workloads = workload_scopes("knative-serving");
         let of_certificates = [request_scopes(), cert_manager_scopes()].concat();
-        [watch_scopes("knative-serving"), of_workloads, of_certificates].concat()
+        let of_gateways = gateway_scopes();
+        [watch_scopes("knative-serving"), of_workloads, of_certificates, of_gateways].concat()
     }
 
     #[test]

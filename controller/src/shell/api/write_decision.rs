@@ -149,7 +149,9 @@ pub fn next_write(
                 return WriteAction::None;
             };
             // The renderer of the status may not know the generation of the object that was applied.
-            if status.get("observedGeneration").is_none() && observed.generation > 0 {
+            let lacks_generation =
+                key.resource.has_status_generation() && status.get("observedGeneration").is_none();
+            if lacks_generation && observed.generation > 0 {
                 status["observedGeneration"] = json!(observed.generation);
             }
             let desired_hash = stable_json_hash(&status);
@@ -160,6 +162,11 @@ pub fn next_write(
                 return WriteAction::None;
             }
             let mut body = object_identity(key, observed);
+            if key.resource == ResourceKind::HttpRoute {
+                // Its parents are one value, with entries of other controllers. None of theirs that the body does not
+                // have may be lost.
+                body["metadata"]["resourceVersion"] = json!(observed.resource_version);
+            }
             body["status"] = status;
             WriteAction::Status(body)
         }
@@ -437,6 +444,27 @@ mod tests {
             deployment(Some(&ObservedObject { is_terminating: true, ..ours(Some(1)) })),
             WriteAction::None
         );
+    }
+
+    /// The kinds of the Gateway API have no such field, and share the status of a route with other controllers.
+    #[test]
+    fn a_status_of_the_gateway_api_has_no_generation_and_that_of_a_route_a_version() {
+        let written = |resource| {
+            let key = key(resource, ObjectPart::Status);
+            let observed = ObservedObject { generation: 3, status_hash: 9, ..ours(None) };
+            match next_write(&key, DesiredState::Body(json!({})), Some(&observed), None) {
+                WriteAction::Status(body) => body,
+                other => panic!("{other:?}"),
+            }
+        };
+        let route = written(ResourceKind::HttpRoute);
+        assert_eq!(
+            (&route["status"], &route["metadata"]["resourceVersion"]),
+            (&json!({}), &json!("7"))
+        );
+        let gateway = written(ResourceKind::Gateway);
+        assert_eq!(gateway["metadata"]["resourceVersion"], Value::Null);
+        assert_eq!(written(ResourceKind::Route)["status"], json!({"observedGeneration": 3}));
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl KubernetesPlatform {
     /// Waits for cert-manager's kinds, and follows their objects. Sets `known` at the first answer of the API server, or
     /// when all objects are listed.
     async fn follow_cert_manager(&self, known: &OnceSignal, shutdown: &CancellationToken) {
-        while !self.has_cert_manager().await {
+        let kinds = [ResourceKind::IssuedCertificate, ResourceKind::AcmeChallenge];
+        while !self.has_kinds(&kinds).await {
             self.runtime.step(ControllerEvent::CertManagerFound(false));
             known.set();
             sleep(PRESENCE_INTERVAL).await;
@@ -65,9 +66,9 @@ impl KubernetesPlatform {
         self.follow_scopes(cert_manager_scopes(), shutdown, found).await;
     }
 
-    /// Returns true if the API server has all kinds of cert-manager that are followed. Asks again while it cannot tell.
-    async fn has_cert_manager(&self) -> bool {
-        for resource in [ResourceKind::IssuedCertificate, ResourceKind::AcmeChallenge] {
+    /// Returns true if the API server has all of these kinds. Asks again while it cannot tell.
+    pub(super) async fn has_kinds(&self, wanted: &[ResourceKind]) -> bool {
+        for resource in wanted {
             let version = resource.api_version();
             let kinds = loop {
                 match self.client.list_api_group_resources(&version).await {
@@ -90,7 +91,7 @@ impl KubernetesPlatform {
     }
 
     /// Follows the objects of these scopes. Calls `on_listed` once all first lists are complete.
-    async fn follow_scopes(
+    pub(super) async fn follow_scopes(
         &self,
         scopes: Vec<WatchScope>,
         shutdown: &CancellationToken,

@@ -28,6 +28,7 @@ mod containers;
 mod deletion;
 mod fake_api_server;
 mod fields;
+mod gateway_api;
 mod gateway_ports;
 mod inherited_metadata;
 mod local_tls;

@@ -1,0 +1,230 @@
+//! Requests from outside by rules of the Gateway API: hosts, backends, headers and redirects.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
+
+use common::wire::{
+    AppProtocol, DomainProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
+    MappedDomain, NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect,
+    RouteBackend, WeightedBackend,
+};
+
+use crate::harness::{ActivatorFixture, FakeHttp1Pod, OK, service, start_pod};
+
+/// Response with a header that a rule removes.
+const OTHER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-inner: 1\r\n\r\nother";
+
+fn status(response: &str) -> &str {
+    response.get(9..12).unwrap_or(response)
+}
+
+fn prefix(path: &str) -> PathMatch {
+    PathMatch::Prefix(PathPrefix::parse(path).unwrap())
+}
+
+/// Returns a rule for a prefix with these backends, all of the same weight.
+fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
+    let backends = targets.into_iter();
+    let backends = backends.map(|target| WeightedBackend { weight: NonZeroU32::MIN, target });
+    HttpRule {
+        route: NamespacedName::new("default", "shop"),
+        path: prefix(path),
+        method: None,
+        headers: Vec::new(),
+        query: Vec::new(),
+        request_headers: HeaderChanges::default(),
+        response_headers: HeaderChanges::default(),
+        redirect: None,
+        backends: backends.collect(),
+    }
+}
+
+fn plain(name: &str, address: SocketAddr) -> RouteBackend {
+    let name = NamespacedName::new("default", name);
+    RouteBackend::Plain(PlainBackend { name, address, protocol: AppProtocol::Http1 })
+}
+
+fn set_host(fixture: &mut ActivatorFixture, key: &str, rules: Vec<HttpRule>) {
+    let entry = GatewayHostEntry { key: key.parse().unwrap(), rules, certificate: None };
+    fixture.apply_change(|table| drop(table.gateway_hosts.insert(entry.key.clone(), entry)));
+}
+
+async fn get(fixture: &ActivatorFixture, host: &str, path: &str, fields: &str) -> String {
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n");
+    fixture.exchange_at(fixture.outside, &head).await
+}
+
+async fn start() -> (ActivatorFixture, FakeHttp1Pod, FakeHttp1Pod) {
+    let mut fixture = ActivatorFixture::new().await;
+    let pod = start_pod(OK, Duration::ZERO).await;
+    fixture.add_ready_pod("p", pod.address);
+    (fixture, pod, start_pod(OTHER, Duration::ZERO).await)
+}
+
+#[tokio::test]
+async fn a_rule_leads_to_a_service_or_to_a_service_of_the_cluster() {
+    let (mut fixture, pod, other) = start().await;
+    let missing = RouteBackend::Service(NamespacedName::new("default", "missing"));
+    let rules = vec![
+        rule("/plain", vec![plain("other:80", other.address)]),
+        rule("/missing", vec![missing]),
+        rule("/unresolved", vec![RouteBackend::Unresolved]),
+        rule("/none", Vec::new()),
+        rule("/a", vec![RouteBackend::Service(service())]),
+    ];
+    set_host(&mut fixture, "http://*.example.test", rules);
+    for (host, path, expected) in [
+        ("a.b.example.test", "/plain/x", "200"),
+        ("A.example.test:80", "/a?b", "200"),
+        ("a.example.test", "/plain/../a", "400"),
+        ("a.example.test", "/missing", "503"),
+        ("a.example.test", "/unresolved", "500"),
+        ("a.example.test", "/none", "500"),
+        ("a.example.test", "/b", "404"),
+        ("example.test", "/a", "404"),
+    ] {
+        let response = get(&fixture, host, path, "").await;
+        assert_eq!(status(&response), expected, "{host}{path}: {response}");
+    }
+    assert_eq!((pod.requests(), other.requests()), (1, 1));
+    let inside = fixture.exchange_at(
+        fixture.inside,
+        "GET /a HTTP/1.1\r\nhost: a.example.test\r\nconnection: close\r\n\r\n",
+    );
+    assert_eq!(status(&inside.await), "404", "rules are for requests from outside");
+    fixture.apply_change(|table| table.gateway_hosts.clear());
+    assert_eq!(status(&get(&fixture, "a.example.test", "/a", "").await), "404");
+    fixture.activator.forwarder.routes.drop_unused_plain_services();
+    assert!(fixture.activator.forwarder.routes.plain_revisions().is_empty());
+}
+
+#[tokio::test]
+async fn a_service_of_the_cluster_keeps_its_connection_when_its_host_changes() {
+    let (mut fixture, _pod, other) = start().await;
+    for path in ["/a", "/b", "/c"] {
+        let rules = vec![rule(path, vec![plain("other:80", other.address)])];
+        set_host(&mut fixture, "http://*", rules);
+        assert_eq!(status(&get(&fixture, "any.test", path, "").await), "200");
+    }
+    assert_eq!((other.requests(), other.connections()), (3, 1));
+    assert_eq!(fixture.activator.forwarder.routes.plain_revisions().len(), 1);
+}
+
+#[tokio::test]
+async fn weights_share_requests_between_backends() {
+    let (mut fixture, pod, other) = start().await;
+    let mut shared =
+        rule("/", vec![RouteBackend::Service(service()), plain("other:80", other.address)]);
+    shared.backends[1].weight = NonZeroU32::new(3).unwrap();
+    set_host(&mut fixture, "http://*", vec![shared]);
+    for _ in 0..400 {
+        assert_eq!(status(&get(&fixture, "any.test", "/", "").await), "200");
+    }
+    assert_eq!(pod.requests() + other.requests(), 400);
+    // Binomial with 100 ± 8.7: eight standard deviations.
+    assert!((30..170).contains(&pod.requests()), "{}", pod.requests());
+}
+
+/// Gateways take over no host that another object has, whatever they listen to.
+#[tokio::test]
+async fn hosts_of_routes_and_domain_mappings_stay_with_them() {
+    let (mut fixture, pod, other) = start().await;
+    let to_other = || vec![rule("/", vec![plain("other:80", other.address)])];
+    let mapped = |host: &str, prefix: &str| MappedDomain {
+        host: host.into(),
+        host_rewrite: None,
+        redirects_to_https: false,
+        certificate: None,
+        client_auth: None,
+        hsts: None,
+        path_rule: Some(PathRule {
+            prefix: PathPrefix::parse(prefix).unwrap(),
+            strips_prefix: false,
+        }),
+        protocol: DomainProtocol::Http,
+    };
+    fixture.apply_change(|table| {
+        let rules = GatewayRules {
+            mapped_domains: vec![mapped("a.test", "/a"), mapped("*.b.test", "/")],
+            ..GatewayRules::default()
+        };
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+    });
+    for key in ["http://hello.default.example.com", "http://a.test", "http://x.b.test", "http://*"]
+    {
+        set_host(&mut fixture, key, to_other());
+    }
+    for (host, path, expected) in [
+        ("hello.default.example.com", "/", "hello"),
+        ("a.test", "/a", "hello"),
+        // The wildcard of the mapping goes before that of the Gateway, and behind an exact host.
+        ("y.b.test", "/", "hello"),
+        ("x.b.test", "/", "other"),
+        ("c.test", "/", "other"),
+    ] {
+        let response = get(&fixture, host, path, "").await;
+        assert!(response.ends_with(expected), "{host}: {response}");
+    }
+    assert_eq!(status(&get(&fixture, "a.test", "/b", "").await), "404");
+    assert_eq!((pod.requests(), other.requests()), (3, 2));
+}
+
+#[tokio::test]
+async fn headers_are_changed_both_ways() {
+    let (mut fixture, _pod, other) = start().await;
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let request_headers = HeaderChanges {
+        set: pair("x-set", "rule"),
+        add: pair("x-add", "rule"),
+        remove: vec!["x-gone".into()],
+    };
+    let response_headers =
+        HeaderChanges { set: pair("x-outer", "2"), add: vec![], remove: vec!["x-inner".into()] };
+    let targets = vec![plain("other:80", other.address)];
+    let changed = HttpRule { request_headers, response_headers, ..rule("/", targets) };
+    set_host(&mut fixture, "http://*", vec![changed]);
+    let fields = "x-set: client\r\nx-add: client\r\nx-gone: client\r\n";
+    let response = get(&fixture, "any.test", "/", fields).await;
+    assert!(response.contains("x-outer: 2\r\n") && !response.contains("x-inner"), "{response}");
+    let head = other.heads();
+    for line in ["x-set: rule\r\n", "x-add: client\r\n", "x-add: rule\r\n"] {
+        assert!(head.contains(line), "{line}: {head}");
+    }
+    assert!(!head.contains("x-set: client") && !head.contains("x-gone"), "{head}");
+}
+
+#[tokio::test]
+async fn a_redirect_keeps_what_it_does_not_name() {
+    let (mut fixture, pod, _other) = start().await;
+    let redirected = |path: &str, redirect: RequestRedirect| HttpRule {
+        redirect: Some(redirect),
+        ..rule(path, Vec::new())
+    };
+    let plain = RequestRedirect { is_https: None, host: None, port: None, status: 302 };
+    let host = Some("b.test".to_owned());
+    let port = std::num::NonZeroU16::new;
+    let rules = vec![
+        redirected("/host", RequestRedirect { host: host.clone(), ..plain.clone() }),
+        redirected(
+            "/scheme",
+            RequestRedirect { is_https: Some(true), status: 301, ..plain.clone() },
+        ),
+        redirected("/port", RequestRedirect { port: port(8080), ..plain.clone() }),
+        redirected(
+            "/usual",
+            RequestRedirect { is_https: Some(true), port: port(443), host, ..plain },
+        ),
+    ];
+    set_host(&mut fixture, "http://*", rules);
+    for (path, code, location) in [
+        ("/host/x?y=%20", "302", "http://b.test/host/x?y=%20"),
+        ("/scheme", "301", "https://a.test/scheme"),
+        ("/port", "302", "http://a.test:8080/port"),
+        ("/usual", "302", "https://b.test/usual"),
+    ] {
+        let response = get(&fixture, "A.test:80", path, "").await;
+        assert_eq!(status(&response), code, "{path}");
+        assert!(response.contains(&format!("location: {location}\r\n")), "{path}: {response}");
+    }
+    assert_eq!(pod.requests(), 0);
+}

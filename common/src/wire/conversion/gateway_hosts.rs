@@ -1,0 +1,204 @@
+//! Pure: conversion of the rules of the Gateway API.
+
+use std::num::NonZeroU32;
+
+use super::{certificates::parse_secret_name, *};
+
+impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
+    type Error = WireError;
+    fn try_from(message: raw::GatewayHost) -> WireResult<Self> {
+        let rules = message.rules.into_iter().map(HttpRule::try_from);
+        // Empty stands for "chosen by its names".
+        let named = Some(message.certificate).filter(|name| !name.is_empty());
+        let certificate = named.map(|name| parse_secret_name("gateway_host.certificate", &name));
+        Ok(Self {
+            key: message.key.parse()?,
+            rules: rules.collect::<WireResult<_>>()?,
+            certificate: certificate.transpose()?,
+        })
+    }
+}
+
+impl From<GatewayHostEntry> for raw::GatewayHost {
+    fn from(value: GatewayHostEntry) -> Self {
+        let rules = value.rules.into_iter().map(Into::into).collect();
+        let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
+        Self { key: value.key.to_string(), rules, certificate }
+    }
+}
+
+impl TryFrom<raw::HttpRule> for HttpRule {
+    type Error = WireError;
+    fn try_from(message: raw::HttpRule) -> WireResult<Self> {
+        let backends = message.backends.into_iter().map(WeightedBackend::try_from);
+        Ok(Self {
+            route: message.route.parse()?,
+            path: parse_path_match(&message.exact_path, &message.path_prefix)?,
+            // Empty stands for all methods.
+            method: Some(message.method).filter(|it| !it.is_empty()),
+            headers: pairs_from_raw(message.headers),
+            query: pairs_from_raw(message.query),
+            request_headers: message.request_headers.map(Into::into).unwrap_or_default(),
+            response_headers: message.response_headers.map(Into::into).unwrap_or_default(),
+            redirect: message.redirect.map(RequestRedirect::try_from).transpose()?,
+            backends: backends.collect::<WireResult<_>>()?,
+        })
+    }
+}
+
+impl From<HttpRule> for raw::HttpRule {
+    fn from(value: HttpRule) -> Self {
+        let (exact_path, path_prefix) = match value.path {
+            PathMatch::Exact(path) => (path.to_string(), String::new()),
+            PathMatch::Prefix(prefix) => (String::new(), prefix.as_str().to_owned()),
+        };
+        let changes = |it: HeaderChanges| (!it.is_empty()).then(|| it.into());
+        Self {
+            route: value.route.to_string(),
+            exact_path,
+            path_prefix,
+            method: value.method.unwrap_or_default(),
+            headers: pairs_to_raw(value.headers),
+            query: pairs_to_raw(value.query),
+            request_headers: changes(value.request_headers),
+            response_headers: changes(value.response_headers),
+            redirect: value.redirect.map(Into::into),
+            backends: value.backends.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+/// Parses the paths of a rule. Both texts are empty for all paths.
+fn parse_path_match(exact: &str, prefix: &str) -> WireResult<PathMatch> {
+    match (exact, prefix) {
+        ("", "") => Ok(PathMatch::Prefix(PathPrefix::ALL)),
+        ("", prefix) => {
+            let parsed = PathPrefix::parse(prefix).map(PathMatch::Prefix);
+            parsed.map_err(|_fault| {
+                WireError::new("rule.path_prefix", prefix, "must be a path prefix")
+            })
+        }
+        (exact, "") => PathMatch::parse_exact(exact)
+            .ok_or_else(|| WireError::new("rule.exact_path", exact, "must be a clear path")),
+        (exact, _) => {
+            Err(WireError::new("rule.exact_path", exact, "must be empty beside a path prefix"))
+        }
+    }
+}
+
+fn pairs_from_raw(all: Vec<raw::Header>) -> Vec<(String, String)> {
+    all.into_iter().map(|it| (it.name, it.value)).collect()
+}
+
+fn pairs_to_raw(all: Vec<(String, String)>) -> Vec<raw::Header> {
+    all.into_iter().map(|(name, value)| raw::Header { name, value }).collect()
+}
+
+impl From<raw::HeaderChanges> for HeaderChanges {
+    fn from(message: raw::HeaderChanges) -> Self {
+        let (set, add) = (pairs_from_raw(message.set), pairs_from_raw(message.add));
+        Self { set, add, remove: message.remove }
+    }
+}
+
+impl From<HeaderChanges> for raw::HeaderChanges {
+    fn from(value: HeaderChanges) -> Self {
+        let (set, add) = (pairs_to_raw(value.set), pairs_to_raw(value.add));
+        Self { set, add, remove: value.remove }
+    }
+}
+
+impl TryFrom<raw::Redirect> for RequestRedirect {
+    type Error = WireError;
+    fn try_from(message: raw::Redirect) -> WireResult<Self> {
+        let is_https = match message.scheme.as_str() {
+            "" => None,
+            "http" => Some(false),
+            "https" => Some(true),
+            other => return Err(WireError::new("redirect.scheme", other, "must be http or https")),
+        };
+        let status = u16::try_from(message.status).ok().filter(|it| (300..400).contains(it));
+        let rule = "must be a status of redirects";
+        Ok(Self {
+            is_https,
+            host: Some(message.host).filter(|it| !it.is_empty()),
+            port: match message.port {
+                0 => None,
+                port => Some(parse_port("redirect.port", port)?),
+            },
+            status: status
+                .ok_or_else(|| WireError::new("redirect.status", message.status, rule))?,
+        })
+    }
+}
+
+impl From<RequestRedirect> for raw::Redirect {
+    fn from(value: RequestRedirect) -> Self {
+        let scheme = match value.is_https {
+            None => "",
+            Some(false) => "http",
+            Some(true) => "https",
+        };
+        Self {
+            scheme: scheme.to_owned(),
+            host: value.host.unwrap_or_default(),
+            port: value.port.map_or(0, |it| it.get().into()),
+            status: value.status.into(),
+        }
+    }
+}
+
+impl TryFrom<raw::Backend> for WeightedBackend {
+    type Error = WireError;
+    fn try_from(message: raw::Backend) -> WireResult<Self> {
+        use raw::backend::Target;
+        let weight = NonZeroU32::new(message.weight);
+        let weight =
+            weight.ok_or_else(|| WireError::new("backend.weight", 0, "must be above 0"))?;
+        let target = match require("backend.target", message.target)? {
+            Target::Service(name) => RouteBackend::Service(name.parse()?),
+            Target::Plain(plain) => RouteBackend::Plain(plain.try_into()?),
+            Target::Unresolved(_) => RouteBackend::Unresolved,
+        };
+        Ok(Self { weight, target })
+    }
+}
+
+impl From<WeightedBackend> for raw::Backend {
+    fn from(value: WeightedBackend) -> Self {
+        use raw::backend::Target;
+        let target = match value.target {
+            RouteBackend::Service(name) => Target::Service(name.to_string()),
+            RouteBackend::Plain(plain) => Target::Plain(plain.into()),
+            RouteBackend::Unresolved => Target::Unresolved(raw::Empty {}),
+        };
+        Self { weight: value.weight.get(), target: Some(target) }
+    }
+}
+
+impl TryFrom<raw::PlainBackend> for PlainBackend {
+    type Error = WireError;
+    fn try_from(message: raw::PlainBackend) -> WireResult<Self> {
+        let name: NamespacedName = message.name.parse()?;
+        if name.split_port().is_none() {
+            return Err(WireError::new("plain.name", name, "must have a port"));
+        }
+        let address = parse_socket_address("plain.address", &message.address, message.port)?;
+        Ok(Self {
+            name,
+            address: require("plain.address", address)?,
+            protocol: parse_protocol("plain.protocol", message.protocol)?,
+        })
+    }
+}
+
+impl From<PlainBackend> for raw::PlainBackend {
+    fn from(value: PlainBackend) -> Self {
+        Self {
+            name: value.name.to_string(),
+            address: address_octets(value.address.ip()),
+            port: value.address.port().into(),
+            protocol: raw_protocol(value.protocol),
+        }
+    }
+}

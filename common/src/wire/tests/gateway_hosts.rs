@@ -1,0 +1,102 @@
+//! Pure: rules of the Gateway API on the wire, and how an earlier release reads them.
+
+use std::num::NonZeroU32;
+
+use super::*;
+
+fn rule() -> HttpRule {
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let backend = |weight: u32, target| WeightedBackend {
+        weight: NonZeroU32::new(weight).expect("not zero"),
+        target,
+    };
+    let plain = PlainBackend {
+        name: name("default/db:8080"),
+        address: ([10, 96, 0, 7], 8080).into(),
+        protocol: AppProtocol::H2c,
+    };
+    HttpRule {
+        route: name("default/shop"),
+        path: PathMatch::parse_exact("/a/").expect("a path"),
+        method: Some("GET".into()),
+        headers: pair("version", "2"),
+        query: pair("q", "1"),
+        request_headers: HeaderChanges {
+            set: pair("a", "1"),
+            add: pair("b", "2"),
+            remove: vec!["c".into()],
+        },
+        response_headers: HeaderChanges { remove: vec!["d".into()], ..HeaderChanges::default() },
+        redirect: Some(RequestRedirect {
+            is_https: Some(true),
+            host: Some("b.example".into()),
+            port: NonZeroU16::new(8443),
+            status: 301,
+        }),
+        backends: vec![
+            backend(1, RouteBackend::Service(name("default/hello"))),
+            backend(7, RouteBackend::Plain(plain)),
+            backend(1_000_000, RouteBackend::Unresolved),
+        ],
+    }
+}
+
+fn entry(key: &str) -> GatewayHostEntry {
+    let prefix = PathMatch::Prefix(PathPrefix::parse("/b").expect("a prefix"));
+    let empty = HttpRule {
+        path: PathMatch::Prefix(PathPrefix::ALL),
+        method: None,
+        headers: Vec::new(),
+        query: Vec::new(),
+        request_headers: HeaderChanges::default(),
+        response_headers: HeaderChanges::default(),
+        redirect: None,
+        backends: Vec::new(),
+        ..rule()
+    };
+    let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, empty];
+    let certificate = Some(name("default/shop.tls"));
+    GatewayHostEntry { key: key.parse().expect("a key"), rules, certificate }
+}
+
+#[test]
+fn rules_arrive_as_they_were_sent() {
+    let sent = entry("https://*.example.com");
+    assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(sent.clone())), Ok(sent));
+}
+
+/// A rule of which a part is not understood would serve requests that it is not for.
+#[test]
+fn a_host_with_a_rule_that_is_not_understood_is_refused_as_a_whole() {
+    let refused = |change: &dyn Fn(&mut raw::HttpRule)| {
+        let mut message = raw::GatewayHost::from(entry("http://a.example"));
+        change(&mut message.rules[0]);
+        GatewayHostEntry::try_from(message).expect_err("refused").to_string()
+    };
+    let both = refused(&|it| it.path_prefix = "/b".into());
+    assert_eq!(both, "field rule.exact_path is \"/a/\": must be empty beside a path prefix");
+    let unclear = refused(&|it| it.exact_path = "/a//".into());
+    assert_eq!(unclear, "field rule.exact_path is \"/a//\": must be a clear path");
+    assert!(refused(&|it| it.backends[0].weight = 0).contains("backend.weight"));
+    assert!(refused(&|it| it.backends[0].target = None).contains("backend.target"));
+    assert!(refused(&|it| it.redirect.as_mut().expect("one").status = 200).contains("status"));
+}
+
+#[test]
+fn a_host_comes_and_goes_with_the_table() {
+    let entry = entry("http://a.example");
+    let gateway_hosts = [(entry.key.clone(), entry.clone())].into();
+    let without = RouteTable::default();
+    let table = RouteTable { gateway_hosts, ..without.clone() };
+    let change = RouteChange::GatewayHost(entry.clone());
+    let removal = RouteChange::Removed(RouteKey::GatewayHost(entry.key));
+    assert_eq!(table.all_states().collect::<Vec<_>>(), std::slice::from_ref(&change));
+    assert_eq!(without.changes_to(&table), std::slice::from_ref(&change));
+    assert_eq!(table.changes_to(&without), std::slice::from_ref(&removal));
+    let mut view = RouteView::default();
+    for (sent, expected) in [(change, &table), (removal, &without)] {
+        let message = raw::RouteItem::from(item(1, sent));
+        view.apply_item(RouteItem::try_from(message).expect("it is understood"));
+        assert_eq!(view.table, *expected);
+    }
+}

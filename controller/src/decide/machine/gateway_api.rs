@@ -1,0 +1,303 @@
+//! Pure: objects of the Gateway API → plans of routes, hosts of the RouteTable, and statuses to write.
+
+use std::collections::BTreeSet;
+
+use common::wire::{GatewayHostKey, NamespacedName, RouteChange, RouteKey};
+use serde_json::Value;
+use smol_str::SmolStr;
+use tracing::info;
+
+use super::{ControllerStateMachine, RouteFingerprint};
+use crate::{
+    decide::plan::gateway_api::{host_entry, listener_hosts, listener_secrets, plan_route},
+    model::{
+        cluster_state::{
+            AllowedNamespaces, GATEWAY_SERVICE, GatewayState, HttpRouteState, RoutePlan, UnixMillis,
+        },
+        object::{ObjectPart, ObjectPartKey, ResourceKind},
+    },
+    read::observe,
+};
+
+impl ControllerStateMachine {
+    /// Handles a GatewayClass; `None`: it was deleted.
+    pub(super) fn observe_gateway_class(
+        &mut self,
+        name: &SmolStr,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let classes = &mut self.cluster.gateway_api.classes;
+        let previous = classes.remove(name);
+        let next = object.and_then(observe::read_gateway_class);
+        let is_changed = previous.as_ref().map(|it| it.has_parameters)
+            != next.as_ref().map(|it| it.has_parameters);
+        if let Some(mut class) = next {
+            let same = previous.filter(|_| !is_changed);
+            class.planned_since = same.map_or(now, |it| it.planned_since);
+            classes.insert(name.clone(), class);
+        }
+        self.effects.changed_keys.push(class_key(name));
+        if is_changed {
+            self.restart_gateway_times(now);
+            self.follow_gateways(now);
+        }
+    }
+
+    /// Handles a Gateway; `None`: it was deleted.
+    pub(super) fn observe_gateway(
+        &mut self,
+        name: NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let gateways = &mut self.cluster.gateway_api.gateways;
+        let previous = gateways.remove(&name);
+        let spec = |it: &GatewayState| {
+            (it.class.clone(), it.has_addresses, it.listeners.clone(), it.meta.clone())
+        };
+        let mut is_changed = object.is_none();
+        if let Some(object) = object {
+            let mut gateway = observe::read_gateway(object);
+            let same = previous.as_ref().filter(|it| spec(it) == spec(&gateway));
+            is_changed = same.is_none();
+            gateway.planned_since = same.map_or(now, |it| it.planned_since);
+            gateways.insert(name.clone(), gateway);
+        }
+        self.effects.changed_keys.push(status_key(ResourceKind::Gateway, name));
+        if is_changed {
+            self.follow_gateways(now);
+        }
+    }
+
+    /// Handles an HTTPRoute; `None`: it was deleted.
+    pub(super) fn observe_http_route(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let routes = &mut self.cluster.gateway_api.routes;
+        let previous = routes.remove(name).map(|it| it.plan).unwrap_or_default();
+        match object {
+            Some(object) => {
+                let route = observe::read_http_route(object);
+                routes.insert(name.clone(), HttpRouteState { plan: previous, ..route });
+                self.replan_routes(&BTreeSet::from([name.clone()]), now);
+            }
+            None => {
+                self.move_route_hosts(name, &previous.hosts, &BTreeSet::new());
+                self.check_parents(&previous);
+                self.update_gateway_hosts(previous.hosts);
+            }
+        }
+    }
+
+    /// Handles a ReferenceGrant; `None`: it was deleted.
+    pub(super) fn observe_reference_grant(
+        &mut self,
+        name: NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let grants = &mut self.cluster.gateway_api.grants;
+        let next = object.map(observe::read_reference_grant);
+        let previous = match next.clone() {
+            Some(next) => grants.insert(name, next),
+            None => grants.remove(&name),
+        };
+        if previous != next {
+            self.follow_gateways(now);
+        }
+    }
+
+    /// Handles a Service as a backend of routes, and as the gateway's own. `None`: it was deleted.
+    pub(super) fn observe_backend_service(
+        &mut self,
+        name: &NamespacedName,
+        object: Option<&Value>,
+        now: UnixMillis,
+    ) {
+        let gateway_api = &mut self.cluster.gateway_api;
+        match object.and_then(observe::read_backend_service) {
+            Some(service) => drop(gateway_api.services.insert(name.clone(), service)),
+            None => drop(gateway_api.services.remove(name)),
+        }
+        if name.name == GATEWAY_SERVICE
+            && *name.namespace == *self.cluster.settings.system_namespace
+        {
+            let addresses = object.map(observe::read_gateway_addresses).unwrap_or_default();
+            if addresses != gateway_api.addresses {
+                gateway_api.addresses = addresses;
+                self.restart_gateway_times(now);
+                self.check_gateway_statuses();
+            }
+        }
+        // Where no class chooses Rouse, a change of a Service costs no more than this.
+        if self.cluster.gateway_api.classes.is_empty() || self.is_loading {
+            return;
+        }
+        // The Service may also be one of a Route, which has come or gone.
+        let routes = self.cluster.gateway_api.routes_to(name);
+        if !routes.is_empty() {
+            self.replan_routes(&routes, now);
+        }
+    }
+
+    /// Plans the routes again after a change of a namespace, if a listener selects namespaces by labels.
+    pub(super) fn follow_gateway_namespaces(&mut self, now: UnixMillis) {
+        let gateways = self.cluster.gateway_api.gateways.values();
+        let mut listeners = gateways.flat_map(|it| &it.listeners);
+        if listeners.any(|it| matches!(it.namespaces, AllowedNamespaces::Selected(_))) {
+            self.follow_gateways(now);
+        }
+    }
+
+    /// Plans all routes again, after a change of what all of them depend on.
+    pub(super) fn follow_gateways(&mut self, now: UnixMillis) {
+        // Gateways and routes of other controllers alone cost no more than this.
+        if self.is_loading || !self.cluster.gateway_api.is_in_use() {
+            return;
+        }
+        let routes = self.cluster.gateway_api.routes.keys().cloned().collect();
+        self.replan_routes(&routes, now);
+        // Listeners have come or gone.
+        let all = self.cluster.gateway_api.hosts.keys().cloned().collect();
+        self.update_gateway_hosts(all);
+        let moved = self.update_named_secrets(now);
+        self.reconcile_mappings_and_targets(&moved, now);
+        self.check_gateway_statuses();
+    }
+
+    /// Passes the statuses of Gateways to the writer if a listener names one of these Secrets, whose states have changed.
+    pub(super) fn follow_gateway_secrets(
+        &mut self,
+        secrets: &BTreeSet<NamespacedName>,
+        now: UnixMillis,
+    ) {
+        if self.cluster.gateway_api.gateways.is_empty()
+            || listener_secrets(&self.cluster).is_disjoint(secrets)
+        {
+            return;
+        }
+        self.restart_gateway_times(now);
+        let gateways = self.cluster.gateway_api.gateways.keys().cloned();
+        let keys = gateways.map(|it| status_key(ResourceKind::Gateway, it));
+        self.effects.changed_keys.extend(keys);
+    }
+
+    /// Passes the keys of all statuses of the Gateway API to the writer, which checks them.
+    pub(super) fn check_gateway_statuses(&mut self) {
+        if self.is_loading {
+            return;
+        }
+        let gateway_api = &self.cluster.gateway_api;
+        let gateways = gateway_api.gateways.keys().cloned();
+        let routes = gateway_api.routes.keys().cloned();
+        let keys = &mut self.effects.changed_keys;
+        keys.extend(gateway_api.classes.keys().map(class_key));
+        keys.extend(gateways.map(|it| status_key(ResourceKind::Gateway, it)));
+        keys.extend(routes.map(|it| status_key(ResourceKind::HttpRoute, it)));
+    }
+
+    /// Plans routes, and puts their hosts into the RouteTable.
+    fn replan_routes(&mut self, names: &BTreeSet<NamespacedName>, now: UnixMillis) {
+        if self.is_loading {
+            return;
+        }
+        let mut changed_hosts = BTreeSet::new();
+        for name in names {
+            let Some(route) = self.cluster.gateway_api.routes.get(name) else { continue };
+            let next = plan_route(&self.cluster, name, route, now);
+            self.effects.changed_keys.push(status_key(ResourceKind::HttpRoute, name.clone()));
+            // The time of an unchanged plan stays.
+            if (RoutePlan { since: route.plan.since, ..next.clone() }) == route.plan {
+                continue;
+            }
+            let previous = route.plan.clone();
+            self.check_parents(&previous);
+            self.check_parents(&next);
+            self.move_route_hosts(name, &previous.hosts, &next.hosts);
+            changed_hosts.extend(previous.hosts.into_iter().chain(next.hosts.iter().cloned()));
+            info!(route = %name, hosts = next.hosts.len(), rules = next.rules.len(), "route planned");
+            if let Some(route) = self.cluster.gateway_api.routes.get_mut(name) {
+                route.plan = next;
+            }
+        }
+        self.update_gateway_hosts(changed_hosts);
+    }
+
+    /// Passes the statuses of the Gateways of a route to the writer: they count their routes.
+    fn check_parents(&mut self, plan: &RoutePlan) {
+        let gateways = plan.parents.iter().map(|it| it.gateway.clone());
+        let keys = gateways.map(|it| status_key(ResourceKind::Gateway, it));
+        self.effects.changed_keys.extend(keys);
+    }
+
+    /// Records the hosts for which a route has rules.
+    fn move_route_hosts(
+        &mut self,
+        route: &NamespacedName,
+        before: &BTreeSet<GatewayHostKey>,
+        after: &BTreeSet<GatewayHostKey>,
+    ) {
+        let hosts = &mut self.cluster.gateway_api.hosts;
+        for key in before.difference(after) {
+            if let Some(routes) = hosts.get_mut(key) {
+                routes.remove(route);
+            }
+        }
+        for key in after {
+            hosts.entry(key.clone()).or_default().insert(route.clone());
+        }
+    }
+
+    /// Puts hosts into the RouteTable as they are now, and those of new listeners. One that neither a listener nor a
+    /// route has any more leaves it.
+    fn update_gateway_hosts(&mut self, mut changed: BTreeSet<GatewayHostKey>) {
+        if self.is_loading {
+            return;
+        }
+        let of_listeners = listener_hosts(&self.cluster);
+        let hosts = &mut self.cluster.gateway_api.hosts;
+        for key in &of_listeners {
+            if !hosts.contains_key(key) {
+                hosts.insert(key.clone(), BTreeSet::new());
+                changed.insert(key.clone());
+            }
+        }
+        let is_over = |key: &&GatewayHostKey, routes: Option<&BTreeSet<NamespacedName>>| {
+            routes.is_some_and(BTreeSet::is_empty) && !of_listeners.contains(*key)
+        };
+        let over: Vec<GatewayHostKey> =
+            changed.iter().filter(|key| is_over(key, hosts.get(*key))).cloned().collect();
+        for key in &over {
+            hosts.remove(key);
+        }
+        for key in changed {
+            let route_key = RouteKey::GatewayHost(key.clone());
+            match host_entry(&self.cluster, &key) {
+                Some(entry) => {
+                    let change = RouteChange::GatewayHost(entry);
+                    self.routes.set(route_key, RouteFingerprint::of_change(&change));
+                }
+                None => self.routes.remove(&route_key),
+            }
+        }
+    }
+
+    /// Restarts the times of the plans of Gateways. Conditions that stay the same keep theirs.
+    fn restart_gateway_times(&mut self, now: UnixMillis) {
+        for gateway in self.cluster.gateway_api.gateways.values_mut() {
+            gateway.planned_since = now;
+        }
+    }
+}
+
+fn class_key(name: &SmolStr) -> ObjectPartKey {
+    status_key(ResourceKind::GatewayClass, NamespacedName::new("", name.clone()))
+}
+
+fn status_key(resource: ResourceKind, name: NamespacedName) -> ObjectPartKey {
+    ObjectPartKey::new(resource, ObjectPart::Status, name)
+}

@@ -1,0 +1,205 @@
+//! Pure: GatewayClasses and Gateways → their conditions, and the rules of each host from the plans of the routes.
+
+use std::cmp::Reverse;
+
+use common::wire::{GatewayHostEntry, GatewayHostKey, HttpRule, NamespacedName, PathMatch};
+
+use crate::model::cluster_state::{
+    ClusterState, GATEWAY_GROUP, GatewayClassState, GatewayState, ListenerSpec, ParentPlan,
+    PlannedCondition, UnixMillis,
+};
+
+mod certificates;
+mod hosts;
+mod routes;
+
+pub use certificates::listener_secrets;
+pub use hosts::listener_hosts;
+pub use routes::plan_route;
+
+/// Port of listeners with the protocol HTTP: the gateway has no other.
+const HTTP_PORT: u16 = 80;
+/// Port of listeners with the protocol HTTPS.
+const HTTPS_PORT: u16 = 443;
+/// Protocol of listeners whose TLS the gateway ends.
+pub(super) const HTTPS: &str = "HTTPS";
+/// Kind of routes that listeners take.
+pub const ROUTE_KIND: &str = "HTTPRoute";
+
+/// Plan of a Gateway: its conditions, and those of its listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayPlan {
+    /// Conditions `Accepted` and `Programmed`.
+    pub conditions: [PlannedCondition; 2],
+    /// Plan of each listener, in the order of the spec.
+    pub listeners: Vec<ListenerPlan>,
+}
+
+/// Plan of a listener: its use for routes, and its conditions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerPlan {
+    /// True if routes may attach, and are served.
+    pub is_usable: bool,
+    /// True if it takes HTTPRoutes.
+    pub takes_http_routes: bool,
+    /// Conditions `Accepted`, `Conflicted`, `ResolvedRefs` and `Programmed`.
+    pub conditions: [PlannedCondition; 4],
+}
+
+/// Plans the condition `Accepted` of a GatewayClass that chooses Rouse.
+pub fn plan_class(class: &GatewayClassState) -> PlannedCondition {
+    if class.has_parameters {
+        let message = "Rouse has no parameters: remove spec.parametersRef";
+        return PlannedCondition::failed("Accepted", "InvalidParameters", message);
+    }
+    PlannedCondition::met("Accepted", "Accepted")
+}
+
+/// Plans a Gateway of a class that chooses Rouse.
+pub fn plan_gateway(
+    cluster: &ClusterState,
+    name: &NamespacedName,
+    gateway: &GatewayState,
+) -> GatewayPlan {
+    let class = cluster.gateway_api.classes.get(&gateway.class);
+    let refusal = if class.is_some_and(|it| it.has_parameters) {
+        Some(("InvalidParameters", "its GatewayClass is not accepted".to_owned()))
+    } else if gateway.has_addresses {
+        let message = "all Gateways have the addresses of the gateway: remove spec.addresses";
+        Some(("UnsupportedAddress", message.to_owned()))
+    } else {
+        None
+    };
+    let is_refused = refusal.is_some();
+    let of_gateway = gateway.listeners.iter();
+    let listeners = of_gateway.map(|it| plan_listener(cluster, (name, gateway), it, is_refused));
+    let listeners: Vec<ListenerPlan> = listeners.collect();
+    let unusable = listeners.iter().filter(|it| !it.is_usable).count();
+    let accepted = match refusal {
+        Some((reason, message)) => PlannedCondition::failed("Accepted", reason, message),
+        None if unusable == listeners.len() => {
+            let message = "no listener can be served";
+            PlannedCondition::failed("Accepted", "ListenersNotValid", message)
+        }
+        None if unusable > 0 => PlannedCondition {
+            message: "not all listeners can be served".to_owned(),
+            ..PlannedCondition::met("Accepted", "ListenersNotValid")
+        },
+        None => PlannedCondition::met("Accepted", "Accepted"),
+    };
+    let programmed = if !accepted.is_true {
+        PlannedCondition::failed("Programmed", "Invalid", "the Gateway is not accepted")
+    } else if cluster.gateway_api.addresses.is_empty() {
+        let message = "the gateway's Service has no address";
+        PlannedCondition::failed("Programmed", "AddressNotAssigned", message)
+    } else {
+        PlannedCondition::met("Programmed", "Programmed")
+    };
+    GatewayPlan { conditions: [accepted, programmed], listeners }
+}
+
+fn plan_listener(
+    cluster: &ClusterState,
+    (name, gateway): (&NamespacedName, &GatewayState),
+    listener: &ListenerSpec,
+    is_refused: bool,
+) -> ListenerPlan {
+    let accepted = plan_acceptance(listener);
+    let is_same =
+        |it: &&ListenerSpec| (it.port, &it.hostname) == (listener.port, &listener.hostname);
+    let conflicted = if gateway.listeners.iter().filter(is_same).count() > 1 {
+        let message = "another listener of the Gateway has this port and host".to_owned();
+        PlannedCondition { message, ..PlannedCondition::met("Conflicted", "HostnameConflict") }
+    } else {
+        PlannedCondition::failed("Conflicted", "NoConflicts", "")
+    };
+    let is_http_route =
+        |(group, kind): &(Box<str>, Box<str>)| **group == *GATEWAY_GROUP && **kind == *ROUTE_KIND;
+    let kinds = &listener.kinds;
+    let takes_http_routes = kinds.is_empty() || kinds.iter().any(is_http_route);
+    let certificate = certificates::listener_certificate(cluster, name, listener);
+    let is_certified = !accepted.is_true || certificate.is_ok();
+    let state = certificate.and_then(|it| certificates::check_certificate(cluster, it.as_ref()));
+    let resolved = match (kinds.iter().find(|it| !is_http_route(it)), state) {
+        (Some((_, kind)), _) => {
+            let message = format!("routes of kind {kind} are not supported");
+            PlannedCondition::failed("ResolvedRefs", "InvalidRouteKinds", message)
+        }
+        (None, Err((reason, message))) if accepted.is_true => {
+            PlannedCondition::failed("ResolvedRefs", reason, message)
+        }
+        (None, Ok(()) | Err(_)) => PlannedCondition::met("ResolvedRefs", "ResolvedRefs"),
+    };
+    let is_usable =
+        accepted.is_true && !conflicted.is_true && takes_http_routes && is_certified && !is_refused;
+    let programmed = if is_usable && resolved.is_true {
+        PlannedCondition::met("Programmed", "Programmed")
+    } else {
+        PlannedCondition::failed("Programmed", "Invalid", "the listener is not valid")
+    };
+    let takes_http_routes = takes_http_routes && ["HTTP", HTTPS].contains(&&*listener.protocol);
+    let conditions = [accepted, conflicted, resolved, programmed];
+    ListenerPlan { is_usable, takes_http_routes, conditions }
+}
+
+/// Plans the condition `Accepted` of a listener.
+fn plan_acceptance(listener: &ListenerSpec) -> PlannedCondition {
+    let failed = |reason, message: String| PlannedCondition::failed("Accepted", reason, message);
+    let port = match &*listener.protocol {
+        "HTTP" => HTTP_PORT,
+        HTTPS => HTTPS_PORT,
+        other => {
+            let message = format!("listeners of protocol {other} are not supported");
+            return failed("UnsupportedProtocol", message);
+        }
+    };
+    if listener.port != port {
+        let message = format!("the gateway has port {port} for {}", listener.protocol);
+        return failed("PortUnavailable", message);
+    }
+    match &listener.tls {
+        Some(tls) if !tls.is_terminated => {
+            failed("UnsupportedProtocol", "TLS is not passed through".to_owned())
+        }
+        Some(tls) if tls.validates_clients => {
+            let message = "tls.frontendValidation is not supported".to_owned();
+            failed("UnsupportedProtocol", message)
+        }
+        Some(_) | None => PlannedCondition::met("Accepted", "Accepted"),
+    }
+}
+
+/// Returns the number of routes that are attached to a listener.
+pub fn attached_routes(cluster: &ClusterState, gateway: &NamespacedName, listener: &str) -> usize {
+    let routes = cluster.gateway_api.routes.values();
+    let is_attached =
+        |it: &ParentPlan| it.gateway == *gateway && it.listeners.iter().any(|it| **it == *listener);
+    routes.filter(|route| route.plan.parents.iter().any(is_attached)).count()
+}
+
+/// Returns the rules of a host in the order of their precedence; `None`: neither a listener nor a route has the host.
+pub fn host_entry(cluster: &ClusterState, key: &GatewayHostKey) -> Option<GatewayHostEntry> {
+    let routes = cluster.gateway_api.hosts.get(key)?;
+    let routes = routes.iter().filter_map(|name| cluster.gateway_api.routes.get(name));
+    let mut rules: Vec<(UnixMillis, usize, &HttpRule)> = Vec::new();
+    for route in routes {
+        let own = route.plan.rules.iter().enumerate();
+        rules.extend(own.map(|(at, rule)| (route.meta.created, at, rule)));
+    }
+    rules.sort_by_key(precedence);
+    let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
+    let certificate = certificates::host_certificate(cluster, key);
+    Some(GatewayHostEntry { key: key.clone(), rules, certificate })
+}
+
+/// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches: exact paths,
+/// long prefixes, a method, more headers, more parameters, older routes, names, and the order in the route.
+fn precedence<'a>((created, at, rule): &(UnixMillis, usize, &'a HttpRule)) -> impl Ord + use<'a> {
+    let is_exact = matches!(rule.path, PathMatch::Exact(_));
+    let length = match &rule.path {
+        PathMatch::Exact(path) => path.len(),
+        PathMatch::Prefix(prefix) => prefix.as_str().len(),
+    };
+    let conditions = (rule.method.is_some(), rule.headers.len(), rule.query.len());
+    (Reverse((is_exact, length, conditions)), *created, &rule.route, *at)
+}

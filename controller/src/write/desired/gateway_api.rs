@@ -1,0 +1,126 @@
+//! Pure: statuses of GatewayClasses, Gateways and HTTPRoutes.
+
+use serde_json::{Value, json};
+
+use crate::{
+    decide::plan::gateway_api::{ROUTE_KIND, attached_routes, plan_class, plan_gateway},
+    model::{
+        cluster_state::{
+            ClusterState, GATEWAY_CONTROLLER, GATEWAY_GROUP, GatewayServiceAddress, GatewayState,
+            HttpRouteState, PlannedCondition, UnixMillis, WrittenCondition,
+        },
+        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
+    },
+};
+
+/// Facts about an object on which each of its conditions depends.
+#[derive(Clone, Copy)]
+struct ConditionContext<'a> {
+    generation: u32,
+    written: &'a [WrittenCondition],
+    since: UnixMillis,
+}
+
+/// Returns the status of an object of the Gateway API; the object itself belongs to its user.
+pub(super) fn gateway_status(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
+    if key.part != ObjectPart::Status {
+        return DesiredState::Unmanaged;
+    }
+    let gateway_api = &cluster.gateway_api;
+    let status = match key.resource {
+        ResourceKind::GatewayClass => class_status(cluster, key),
+        ResourceKind::Gateway => {
+            let gateway = gateway_api.gateways.get(&key.name).filter(|it| gateway_api.is_own(it));
+            gateway.map(|it| render_gateway(cluster, key, it))
+        }
+        _ => gateway_api.routes.get(&key.name).and_then(render_route),
+    };
+    status.map_or(DesiredState::Unmanaged, DesiredState::Body)
+}
+
+fn class_status(cluster: &ClusterState, key: &ObjectPartKey) -> Option<Value> {
+    let class = cluster.gateway_api.classes.get(&key.name.name)?;
+    let context = ConditionContext {
+        generation: class.meta.generation,
+        written: &class.written,
+        since: class.planned_since,
+    };
+    Some(json!({"conditions": context.render("", &[plan_class(class)])}))
+}
+
+fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &GatewayState) -> Value {
+    let plan = plan_gateway(cluster, &key.name, gateway);
+    let context = ConditionContext {
+        generation: gateway.meta.generation,
+        written: &gateway.written,
+        since: gateway.planned_since,
+    };
+    let listeners = gateway.listeners.iter().zip(&plan.listeners).map(|(listener, plan)| {
+        let kinds: Vec<Value> = plan
+            .takes_http_routes
+            .then(|| json!({"group": GATEWAY_GROUP, "kind": ROUTE_KIND}))
+            .into_iter()
+            .collect();
+        json!({
+            "name": listener.name,
+            "supportedKinds": kinds,
+            "attachedRoutes": attached_routes(cluster, &key.name, &listener.name),
+            "conditions": context.render(&listener.name, &plan.conditions),
+        })
+    });
+    let [accepted, _] = &plan.conditions;
+    let addresses = cluster.gateway_api.addresses.iter().filter(|_| accepted.is_true);
+    json!({
+        "addresses": addresses.map(render_address).collect::<Vec<Value>>(),
+        "conditions": context.render("", &plan.conditions),
+        "listeners": listeners.collect::<Vec<Value>>(),
+    })
+}
+
+fn render_address(address: &GatewayServiceAddress) -> Value {
+    let kind = if address.is_hostname { "Hostname" } else { "IPAddress" };
+    json!({"type": kind, "value": address.value})
+}
+
+/// Returns the status of a route with the entries of other controllers; `None`: it has none of Rouse and gets none.
+fn render_route(route: &HttpRouteState) -> Option<Value> {
+    if route.plan.parents.is_empty() && !route.has_own_parents {
+        return None;
+    }
+    let context = ConditionContext {
+        generation: route.meta.generation,
+        written: &route.written,
+        since: route.plan.since,
+    };
+    let own = route.plan.parents.iter().map(|parent| {
+        json!({
+            "parentRef": parent.reference,
+            "controllerName": GATEWAY_CONTROLLER,
+            "conditions": context.render(&parent.reference.to_string(), &parent.conditions),
+        })
+    });
+    // The list is one value for the API server: what is left out is removed.
+    let all: Vec<Value> = route.foreign_parents.iter().cloned().chain(own).collect();
+    Some(json!({"parents": all}))
+}
+
+impl ConditionContext<'_> {
+    /// Renders the conditions of a part of the object. One that has not changed keeps its time.
+    fn render(self, part: &str, conditions: &[PlannedCondition]) -> Vec<Value> {
+        let condition = |it: &PlannedCondition| {
+            let mut written = self.written.iter().filter(|written| written.part == part);
+            let same =
+                written.find(|written| *written.kind == *it.kind && written.is_true == it.is_true);
+            let since = same.map(|it| it.since.to_string()).filter(|it| !it.is_empty());
+            json!({
+                "type": it.kind,
+                "status": if it.is_true { "True" } else { "False" },
+                "reason": it.reason,
+                "message": it.message,
+                "lastTransitionTime": since.unwrap_or_else(|| self.since.rfc3339()),
+                "observedGeneration": self.generation,
+            })
+        };
+        conditions.iter().map(condition).collect()
+    }
+}
