@@ -52,7 +52,8 @@ use crate::{
     route_facts::{ActivatorFacts, CertificateChoiceFacts, RequestTraceFacts, RoutesFacts},
     routes::{
         match_rules::MatchRule,
-        service::{PortProtocol, RoutedService, ServiceMatch, TrafficShare},
+        service::{PortProtocol, RoutedService, TrafficShare},
+        service_match::ServiceMatch,
     },
     traced_request::{RequestQueryError, TracedRequest, parse_host_filter},
 };

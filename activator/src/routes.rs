@@ -9,7 +9,7 @@
 //! | `gateway_rules` | pure: rules of the Gateway API for the requests of one host |
 //! | [`match_rules`] | pure: rules by which a request finds its service |
 //! | [`path_match`], `ruled_hosts` | pure: choice among the path prefixes of a host; hosts with path rules or wildcards |
-//! | [`service`] | a service, and the match of a request to it |
+//! | [`service`], [`service_match`] | a service; the match of a request to it |
 //! | [`revision_metrics`] | gauges of the Revisions, computed for each scrape |
 
 pub mod agent_reports;
@@ -21,3 +21,4 @@ pub mod path_match;
 pub mod revision_metrics;
 pub(crate) mod ruled_hosts;
 pub mod service;
+pub mod service_match;

@@ -2,6 +2,7 @@
 //!
 //! The servers run from the packages of this machine, whose files each node sees.
 
+use serde_json::json;
 use tests::host_programs::{HostPrograms, postgres_programs};
 use tests::installed_cluster::{RouseCluster, SYSTEM_NAMESPACE};
 use tests::knative_features::EnabledFeatures;
@@ -16,8 +17,14 @@ const HOST_PATH: [&str; 1] = ["kubernetes.podspec-volumes-hostpath"];
 /// Longest time of one client, in seconds.
 const CLIENT_TIMEOUT_S: &str = "120";
 
-/// Manifest of a service of raw TCP that asks for the gateway port. `command` is a list in JSON.
-fn manifest(name: &str, port: u16, command: &[&str], programs: &HostPrograms) -> String {
+/// Manifest of a service of raw TCP that asks for the gateway port. `probe` is its startup probe as JSON.
+fn manifest(
+    name: &str,
+    port: u16,
+    command: &[&str],
+    probe: &str,
+    programs: &HostPrograms,
+) -> String {
     let command = serde_json::to_string(command).expect("texts");
     let (mounts, volumes) = (programs.mounts().join(", "), programs.volumes().join(", "));
     // PostgreSQL refuses to run as root.
@@ -33,6 +40,7 @@ spec:
       containers:
       - image: \"{HELLO_IMAGE}\"
         command: {command}
+        startupProbe: {probe}
         securityContext: {{runAsUser: 65534}}
         volumeMounts: [{{name: data, mountPath: /data}}, {mounts}]
       volumes: [{{name: data, emptyDir: {{}}}}, {volumes}]
@@ -49,6 +57,15 @@ echo 'host all all all trust' >> db/pg_hba.conf
 exec {0}/postgres -D db -p 8080 -c listen_addresses='*' -c unix_socket_directories=''",
         postgres_programs().display()
     )
+}
+
+/// Startup probe of PostgreSQL, which listens before it takes clients.
+fn postgres_probe() -> String {
+    let program = postgres_programs().join("pg_isready");
+    let command = [program.to_str().expect("a path of text"), "--host=127.0.0.1", "--port=8080"];
+    let exec = json!({"command": command});
+    json!({"exec": exec, "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": 120})
+        .to_string()
 }
 
 const REDIS: [&str; 7] =
@@ -91,10 +108,10 @@ fn clients_outside_wake_postgres_and_redis_by_their_ports() {
     let folder = SharedFolder::new(namespace);
     let features = EnabledFeatures::enable(&rouse.cluster, &HOST_PATH);
     let programs = HostPrograms::with_files(&folder);
-    let script = postgres_script();
+    let (script, probe) = (postgres_script(), postgres_probe());
     let manifests = [
-        manifest("postgres", POSTGRES_PORT, &["/usr/bin/bash", "-c", &script], &programs),
-        manifest("redis", REDIS_PORT, &REDIS, &programs),
+        manifest("postgres", POSTGRES_PORT, &["/usr/bin/bash", "-c", &script], &probe, &programs),
+        manifest("redis", REDIS_PORT, &REDIS, "null", &programs),
     ];
     features.apply(&rouse, namespace, &manifests.join("---\n"));
     for name in ["postgres", "redis"] {
@@ -107,7 +124,7 @@ fn clients_outside_wake_postgres_and_redis_by_their_ports() {
         rouse.wait_asleep(namespace, name);
     }
 
-    let second = manifest("second", POSTGRES_PORT, &REDIS, &programs);
+    let second = manifest("second", POSTGRES_PORT, &REDIS, "null", &programs);
     features.apply(&rouse, namespace, &second);
     rouse.wait_ready(namespace, "ksvc", "second");
     let wait_port = |status: &str| {

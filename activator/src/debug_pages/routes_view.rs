@@ -13,7 +13,7 @@ use crate::{
         ActivatorFacts, ConnectionCounts, EdgeFacts, HostCertificateFacts, HostRouteFacts,
         HostRule, RevisionFacts, RoutesFacts, TargetShareFacts,
     },
-    routes::service::{RoutedService, ServiceMatch},
+    routes::{service::RoutedService, service_match::ServiceMatch},
     tls::certificate_snapshot::CertificateSnapshot,
 };
 

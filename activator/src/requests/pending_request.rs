@@ -31,7 +31,8 @@ use crate::{
     revisions::{revision::ActivatorRevision, route_settings::RevisionRouteSettings},
     routes::{
         path_match::{UnclearPath, strip_segments},
-        service::{RoutedService, ServiceMatch},
+        service::RoutedService,
+        service_match::ServiceMatch,
     },
 };
 

@@ -25,9 +25,9 @@ use crate::{
         gateway_rules::{GatewayHostRules, GatewayRule, RoutedTarget},
         index::RouteIndex,
         match_rules::{MatchRule, match_rules},
-        path_match::strip_segments,
-        ruled_hosts::HostPathError,
-        service::{RoutedService, ServiceMatch, TrafficShare},
+        path_match::{HostPathError, strip_segments},
+        service::{RoutedService, TrafficShare},
+        service_match::ServiceMatch,
     },
 };
 

@@ -12,8 +12,7 @@ use smol_str::SmolStr;
 use crate::{
     edge::header_edits::HeaderEdits,
     routes::{
-        path_match::{UnclearPath, is_exact_path, longest_prefix},
-        ruled_hosts::HostPathError,
+        path_match::{HostPathError, UnclearPath, is_exact_path, longest_prefix},
         service::RoutedService,
     },
 };

@@ -29,8 +29,9 @@ use crate::{
         agent_reports::AgentStreamNumber,
         gateway_rules::GatewayHostRules,
         match_rules::MatchRule,
-        ruled_hosts::HostPathError,
-        service::{RoutedService, ServiceMatch, TrafficShare},
+        path_match::HostPathError,
+        service::{RoutedService, TrafficShare},
+        service_match::ServiceMatch,
     },
     slots::peers::Peers,
 };

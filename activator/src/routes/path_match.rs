@@ -8,6 +8,15 @@ use std::{borrow::Cow, collections::BTreeMap, ops::Bound};
 
 use smol_str::SmolStr;
 
+/// Reason for which a host with path rules does not serve a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostPathError {
+    /// No rule has the path.
+    NoRule,
+    /// Servers may read the path in several ways, for which several rules or none would count.
+    UnclearPath,
+}
+
 /// Error of a path that servers may read as one of several prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnclearPath;

@@ -9,8 +9,9 @@ use common::wire::{ClientAuth, MappedDomain, NamespacedName, PathRule, wildcard_
 use smol_str::SmolStr;
 
 use crate::routes::{
-    path_match::{UnclearPath, longest_prefix},
-    service::{RoutedService, ServiceMatch},
+    path_match::{HostPathError, UnclearPath, longest_prefix},
+    service::RoutedService,
+    service_match::ServiceMatch,
 };
 
 /// DomainMappings with path rules, by host and prefix. Other hosts are not in it.
@@ -36,15 +37,6 @@ struct RuledDomain {
     service: Arc<RoutedService>,
     /// Index among the service's DomainMappings.
     domain_index: usize,
-}
-
-/// Reason for which a host with path rules does not serve a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HostPathError {
-    /// No rule has the path.
-    NoRule,
-    /// Servers may read the path in several ways, for which several rules or none would count.
-    UnclearPath,
 }
 
 impl RuledHosts {

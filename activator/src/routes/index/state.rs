@@ -30,7 +30,8 @@ use crate::{
         gateway_rules::GatewayHostRules,
         index_entries::{HostIndexEntry, NameIndexEntry},
         ruled_hosts::RuledHosts,
-        service::{OpenPorts, RoutedService, ServiceMatch, TrafficShare},
+        service::{OpenPorts, RoutedService, TrafficShare},
+        service_match::ServiceMatch,
     },
 };
 

@@ -28,9 +28,9 @@ pub struct ObservedGatewayApi {
     pub classes: BTreeMap<SmolStr, GatewayClassState>,
     /// Gateways of all classes: a class may be made after them.
     pub gateways: BTreeMap<NamespacedName, GatewayState>,
-    /// HTTPRoutes.
+    /// HTTPRoutes, of whatever Gateway.
     pub routes: BTreeMap<NamespacedName, HttpRouteState>,
-    /// ReferenceGrants.
+    /// ReferenceGrants of all namespaces.
     pub grants: BTreeMap<NamespacedName, ReferenceGrant>,
     /// Services of the cluster that are neither a Route's nor a Revision's.
     pub services: BTreeMap<NamespacedName, BackendService>,
@@ -156,7 +156,7 @@ pub struct RouteRuleSpec {
     pub response_headers: HeaderChanges,
     /// Redirect; `None`: a backend responds.
     pub redirect: Option<RequestRedirect>,
-    /// Backends.
+    /// Backends that share the requests by weight.
     pub backends: Vec<BackendSpec>,
 }
 
