@@ -32,7 +32,7 @@ impl TryFrom<raw::HttpRule> for HttpRule {
     fn try_from(message: raw::HttpRule) -> WireResult<Self> {
         let backends = message.backends.into_iter().map(WeightedBackend::try_from);
         Ok(Self {
-            route: message.route.parse()?,
+            route: parse_route_name(&message.route)?,
             path: parse_path_match(&message.exact_path, &message.path_prefix)?,
             // Empty stands for all methods.
             method: Some(message.method).filter(|it| !it.is_empty()),
@@ -66,6 +66,11 @@ impl From<HttpRule> for raw::HttpRule {
             backends: value.backends.into_iter().map(Into::into).collect(),
         }
     }
+}
+
+/// Parses the name of a route. As with Secrets, the API server lets a label of it be longer than those of DNS.
+fn parse_route_name(text: &str) -> WireResult<NamespacedName> {
+    parse_secret_name("rule.route", text)
 }
 
 /// Parses the paths of a rule. Both texts are empty for all paths.

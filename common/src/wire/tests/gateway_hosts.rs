@@ -65,6 +65,21 @@ fn rules_arrive_as_they_were_sent() {
     assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(sent.clone())), Ok(sent));
 }
 
+/// The API server checks the whole length of a route's name only. A host whose rules were refused would have no rules.
+#[test]
+fn a_route_may_have_a_name_that_is_no_host() {
+    for route in ["a".repeat(253), format!("{}.v2", "shop-".repeat(20) + "eu")] {
+        let mut sent = entry("http://a.example");
+        sent.rules[0].route = NamespacedName::new("default", route);
+        assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(sent.clone())), Ok(sent));
+    }
+    for route in ["default/shop:80", "default/", "shop", "a/b/c"] {
+        let mut message = raw::GatewayHost::from(entry("http://a.example"));
+        message.rules[0].route = route.into();
+        assert!(GatewayHostEntry::try_from(message).is_err(), "{route}");
+    }
+}
+
 /// A rule of which a part is not understood would serve requests that it is not for.
 #[test]
 fn a_host_with_a_rule_that_is_not_understood_is_refused_as_a_whole() {
