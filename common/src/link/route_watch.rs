@@ -20,6 +20,9 @@ use crate::{
 
 /// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of an item. The controller is trusted, and the usual 4 MiB would end the stream, again at each attempt,
+/// for one item that is larger: the rules of all routes of a host are one item.
+const MAX_ITEM_BYTES: usize = 1 << 30;
 
 impl ComponentLink {
     /// Follows the RouteTable. `each` gets the whole table and the keys that one batch changed.
@@ -101,7 +104,8 @@ impl ComponentLink {
         each: &mut impl FnMut(RouteBatch),
     ) -> Result<(), LinkError> {
         let broke = |status| stream_error(endpoint, status);
-        let mut client = RoutesClient::new(self.resolver.dial(endpoint).await?);
+        let client = RoutesClient::new(self.resolver.dial(endpoint).await?);
+        let mut client = client.max_decoding_message_size(MAX_ITEM_BYTES);
         let opening = client.watch(raw::Subscriber::from(self.local_replica.clone()));
         let opened = tokio::time::timeout(TABLE_TIMEOUT, opening).await;
         let silent = |_elapsed| LinkError::TableTimeout { endpoint: endpoint.to_string() };

@@ -14,7 +14,8 @@ use crate::{
     component::Component,
     fixtures, log,
     wire::{
-        ClientComponent, GlobalSettings, LogLevel, LogLevels, RouteChange, RouteKey, RouteView,
+        ActivatorEntry, ClientComponent, GlobalSettings, LogLevel, LogLevels, RouteChange,
+        RouteKey, RouteView,
         raw::routes_server::{Routes, RoutesServer},
     },
 };
@@ -141,6 +142,33 @@ async fn a_table_follows_over_a_broken_stream() {
     let stop = serve_fake_routes(&endpoint, &second);
     while tables.recv().await != Some(vec!["d".to_owned()]) {}
     assert_eq!(received.lock().expect("no panic").len(), 1);
+
+    shutdown.cancel();
+    watcher.await.expect("no panic");
+    stop.cancel();
+    let _ = std::fs::remove_file(path);
+}
+
+/// The rules of all routes of a host are one item, and users decide how many there are.
+#[tokio::test]
+async fn a_large_item_does_not_end_the_stream() {
+    let path = socket("large");
+    let endpoint = format!("unix:{}", path.display());
+    let outbox = Outbox::new();
+    let large = ActivatorEntry { node: "n".repeat(5 << 20), ..fixtures::activator("a", vec![]) };
+    outbox.set(RouteKey::Activator("a".into()), RouteChange::Activator(large));
+    let (send, mut batches) = mpsc::channel(16);
+    let role = ClientComponent::Activator;
+    let subscriber = ComponentReplica { role, name: "a".into(), node: String::new() };
+    let shutdown = CancellationToken::new();
+    let link = ComponentLink::new(endpoint.clone(), subscriber, shutdown.clone());
+    let watcher = tokio::spawn(async move {
+        link.watch_batches(|batch| send.try_send(batch.changes.len()).expect("room")).await;
+    });
+    let stop = serve_fake_routes(&endpoint, &outbox);
+    assert_eq!(batches.recv().await, Some(1));
+    set_activator(&outbox, "b");
+    assert_eq!(batches.recv().await, Some(1));
 
     shutdown.cancel();
     watcher.await.expect("no panic");
