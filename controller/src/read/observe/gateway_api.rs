@@ -44,6 +44,10 @@ const FIXED_HEADERS: [&str; 14] = [
 /// Prefixes of headers of the platform, and of those that describe the client.
 const FIXED_PREFIXES: [&str; 3] = ["k-", "knative-serving-", "x-forwarded-"];
 
+/// Most bytes of the texts of a route's rules, where each match has a copy of its rule's: the RouteTable has them so, for
+/// each host of the route.
+const MAX_RULE_BYTES: usize = 1 << 20;
+
 /// Reads a GatewayClass; `None`: it chooses another controller.
 pub fn read_gateway_class(object: &Value) -> Option<GatewayClassState> {
     (object["spec"]["controllerName"] == GATEWAY_CONTROLLER).then(|| GatewayClassState {
@@ -149,7 +153,30 @@ fn read_parent(reference: &Value, own_namespace: &str) -> ParentReference {
 
 /// Reads the rules of a route. The error names the first value that is not supported.
 fn read_rules(spec: &Value, namespace: &str) -> Result<Vec<RouteRuleSpec>, String> {
-    array_items(&spec["rules"]).map(|rule| read_rule(rule, namespace)).collect()
+    let rules = array_items(&spec["rules"]).map(|rule| read_rule(rule, namespace));
+    let rules = rules.collect::<Result<Vec<_>, _>>()?;
+    let bytes: usize = rules.iter().map(copied_bytes).sum();
+    if bytes > MAX_RULE_BYTES {
+        return Err(format!(
+            "the rules have {bytes} bytes with a copy for each match, and may have {MAX_RULE_BYTES}"
+        ));
+    }
+    Ok(rules)
+}
+
+/// Returns the bytes of the texts of a rule with a copy of its changes and backends for each match.
+fn copied_bytes(rule: &RouteRuleSpec) -> usize {
+    let pairs = |all: &[(String, String)]| -> usize {
+        all.iter().map(|(name, value)| name.len() + value.len()).sum()
+    };
+    let changes = |it: &HeaderChanges| -> usize {
+        pairs(&it.set) + pairs(&it.add) + it.remove.iter().map(String::len).sum::<usize>()
+    };
+    let backends = rule.backends.iter().map(|it| it.name.namespace.len() + it.name.name.len());
+    let shared =
+        changes(&rule.request_headers) + changes(&rule.response_headers) + backends.sum::<usize>();
+    let of_matches = rule.matches.iter().map(|it| shared + pairs(&it.headers) + pairs(&it.query));
+    of_matches.sum()
 }
 
 fn read_rule(rule: &Value, namespace: &str) -> Result<RouteRuleSpec, String> {
@@ -409,6 +436,25 @@ mod tests {
         ] {
             assert_eq!(fault(rule), expected);
         }
+    }
+
+    /// An object of 64 KiB would else be many MiB in the table of each activator.
+    #[test]
+    fn rules_are_bounded_with_their_copies() {
+        let header = |at: usize| json!({"name": format!("h{at}"), "value": "v".repeat(4000)});
+        let headers: Vec<Value> = (0..16).map(header).collect();
+        let rule = |matches: usize| {
+            let path = |at: usize| json!({"path": {"type": "Exact", "value": format!("/{at}")}});
+            json!({
+                "matches": (0..matches).map(path).collect::<Vec<Value>>(),
+                "filters": [{
+                    "type": "ResponseHeaderModifier", "responseHeaderModifier": {"set": headers},
+                }],
+            })
+        };
+        assert!(fault(rule(64)).starts_with("the rules have 4"), "{}", fault(rule(64)));
+        let spec = json!({"rules": [rule(16)]});
+        assert!(read_rules(&spec, "b").is_ok());
     }
 
     #[test]
