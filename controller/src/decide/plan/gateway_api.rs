@@ -162,7 +162,7 @@ fn plan_acceptance(listener: &ListenerSpec) -> PlannedCondition {
             failed("UnsupportedProtocol", "TLS is not passed through".to_owned())
         }
         Some(tls) if tls.validates_clients => {
-            let message = "tls.frontendValidation is not supported".to_owned();
+            let message = "listeners cannot ask for certificates of clients".to_owned();
             failed("UnsupportedProtocol", message)
         }
         Some(_) | None => PlannedCondition::met("Accepted", "Accepted"),

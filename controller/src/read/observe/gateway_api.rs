@@ -70,11 +70,27 @@ pub fn read_gateway(object: &Value) -> GatewayState {
         class: text(&spec["gatewayClassName"]).into(),
         has_addresses: array_items(&spec["addresses"]).next().is_some(),
         listeners: array_items(&spec["listeners"])
-            .map(|it| read_listener(it, &name.namespace))
+            .map(|it| {
+                let mut listener = read_listener(it, &name.namespace);
+                let is_asked =
+                    asks_for_client_certificates(&spec["tls"]["frontend"], listener.port);
+                if let Some(tls) = listener.tls.as_mut().filter(|_| is_asked) {
+                    tls.validates_clients = true;
+                }
+                listener
+            })
             .collect(),
         written,
         planned_since: UnixMillis::default(),
     }
+}
+
+/// Returns true if a Gateway asks for certificates of clients at a port, by the settings of the port or else by the
+/// default. From 1.4 on, the Gateway has these settings, and no listener.
+fn asks_for_client_certificates(frontend: &Value, port: u16) -> bool {
+    let of_port = array_items(&frontend["perPort"]).find(|it| it["port"] == port);
+    let settings = of_port.map_or(&frontend["default"], |it| &it["tls"]);
+    !settings["validation"].is_null()
 }
 
 fn read_listener(listener: &Value, namespace: &str) -> ListenerSpec {
@@ -455,6 +471,40 @@ mod tests {
         assert!(fault(rule(64)).starts_with("the rules have 4"), "{}", fault(rule(64)));
         let spec = json!({"rules": [rule(16)]});
         assert!(read_rules(&spec, "b").is_ok());
+    }
+
+    /// Clients without a certificate would else be served at a listener that is to refuse them.
+    #[test]
+    fn certificates_of_clients_are_asked_for_by_a_listener_or_its_gateway() {
+        let ca = json!({"caCertificateRefs": [{"name": "ca", "kind": "ConfigMap", "group": ""}]});
+        let of_default = json!({"default": {"validation": ca}});
+        let of_port = |port: u16| {
+            let settings = json!({"validation": ca});
+            json!({"default": {}, "perPort": [{"port": port, "tls": settings}]})
+        };
+        let without = json!({"default": {"validation": ca}, "perPort": [{"port": 443, "tls": {}}]});
+        for (own, frontend, expected) in [
+            (Value::Null, Value::Null, false),
+            (ca.clone(), Value::Null, true),
+            (Value::Null, of_default, true),
+            (Value::Null, of_port(443), true),
+            (Value::Null, of_port(8443), false),
+            (Value::Null, without, false),
+        ] {
+            let gateway = read_gateway(&json!({
+                "metadata": {"name": "a", "namespace": "b"},
+                "spec": {
+                    "tls": {"frontend": frontend},
+                    "listeners": [
+                        {"port": 443, "protocol": "HTTPS", "tls": {"frontendValidation": own}},
+                        {"port": 80, "protocol": "HTTP"},
+                    ],
+                },
+            }));
+            let tls: Vec<_> = gateway.listeners.iter().map(|it| it.tls.as_ref()).collect();
+            assert_eq!(tls[0].map(|it| it.validates_clients), Some(expected), "{frontend}");
+            assert_eq!(tls[1], None);
+        }
     }
 
     #[test]
