@@ -5,6 +5,7 @@ use std::{net::IpAddr, num::NonZeroU16};
 use common::wire::{
     AppProtocol, HeaderChanges, NamespacedName, PathMatch, PathPrefix, RequestRedirect,
 };
+use http::{HeaderName, HeaderValue};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -269,12 +270,22 @@ fn read_header_changes(value: &Value) -> Result<HeaderChanges, String> {
         let name = text(it).to_ascii_lowercase();
         let is_fixed = FIXED_HEADERS.contains(&name.as_str())
             || FIXED_PREFIXES.iter().any(|it| name.starts_with(it));
-        if is_fixed { Err(format!("rules cannot change the header {name}")) } else { Ok(name) }
+        if is_fixed {
+            return Err(format!("rules cannot change the header {name}"));
+        }
+        match HeaderName::try_from(name.as_str()) {
+            Ok(_) => Ok(name),
+            Err(_invalid) => Err(format!("{name:?} is no name of a header")),
+        }
     };
     let pairs = |field: &str| {
         let all = array_items(&value[field]);
         let pair = |it: &Value| -> Result<(String, String), String> {
-            Ok((name(&it["name"])?, text(&it["value"]).to_owned()))
+            let (name, value) = (name(&it["name"])?, text(&it["value"]));
+            match HeaderValue::try_from(value) {
+                Ok(_) => Ok((name, value.to_owned())),
+                Err(_invalid) => Err(format!("the header {name} cannot have the value {value:?}")),
+            }
         };
         all.map(pair).collect::<Result<Vec<_>, String>>()
     };
@@ -432,6 +443,20 @@ mod tests {
                     "requestHeaderModifier": {"remove": ["X-Forwarded-For"]},
                 })),
                 "rules cannot change the header x-forwarded-for",
+            ),
+            (
+                filter(json!({
+                    "type": "ResponseHeaderModifier",
+                    "responseHeaderModifier": {"add": [{"name": "a", "value": "1\nb: 2"}]},
+                })),
+                "the header a cannot have the value \"1\\nb: 2\"",
+            ),
+            (
+                filter(json!({
+                    "type": "RequestHeaderModifier",
+                    "requestHeaderModifier": {"remove": ["a b"]},
+                })),
+                "\"a b\" is no name of a header",
             ),
             (
                 filter(json!({"type": "RequestRedirect", "requestRedirect": {"path": {}}})),
