@@ -203,7 +203,7 @@ async fn a_redirect_keeps_what_it_does_not_name() {
     let plain = RequestRedirect { is_https: None, host: None, port: None, status: 302 };
     let host = Some("b.test".to_owned());
     let port = std::num::NonZeroU16::new;
-    let rules = vec![
+    let mut rules = vec![
         redirected("/host", RequestRedirect { host: host.clone(), ..plain.clone() }),
         redirected(
             "/scheme",
@@ -215,6 +215,9 @@ async fn a_redirect_keeps_what_it_does_not_name() {
             RequestRedirect { is_https: Some(true), port: port(443), host, ..plain },
         ),
     ];
+    let cached = vec![("cache-control".to_owned(), "max-age=60".to_owned())];
+    let response_headers = HeaderChanges { set: cached, ..HeaderChanges::default() };
+    rules[1].response_headers = response_headers;
     set_host(&mut fixture, "http://*", rules);
     for (path, code, location) in [
         ("/host/x?y=%20", "302", "http://b.test/host/x?y=%20"),
@@ -225,6 +228,8 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         let response = get(&fixture, "A.test:80", path, "").await;
         assert_eq!(status(&response), code, "{path}");
         assert!(response.contains(&format!("location: {location}\r\n")), "{path}: {response}");
+        let is_cached = response.contains("cache-control: max-age=60\r\n");
+        assert_eq!(is_cached, path == "/scheme", "{path}: {response}");
     }
     assert_eq!(pod.requests(), 0);
 }

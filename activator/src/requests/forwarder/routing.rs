@@ -52,8 +52,10 @@ impl RequestForwarder {
                 let moved = StatusCode::MOVED_PERMANENTLY;
                 return Ok(Routed::Respond(redirect_response(moved, location).into()));
             }
-            RouteChoice::RuleRedirect(RuleRedirect { status, location, .. }) => {
-                return Ok(Routed::Respond(redirect_response(status, location).into()));
+            RouteChoice::RuleRedirect(RuleRedirect { rule, status, location }) => {
+                let mut response = redirect_response(status, location);
+                rule.response_headers.apply(response.headers_mut());
+                return Ok(Routed::Respond(response.into()));
             }
             RouteChoice::Service(choice) => choice,
         };
