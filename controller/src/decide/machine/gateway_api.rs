@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
-    decide::plan::gateway_api::{host_entry, listener_hosts, listener_secrets, plan_route},
+    decide::plan::gateway_api::{host_entries, listener_hosts, listener_secrets, plan_routes},
     model::{
         cluster_state::{
             AllowedNamespaces, GATEWAY_SERVICE, GatewayState, HttpRouteState, RoutePlan, UnixMillis,
@@ -206,10 +206,9 @@ impl ControllerStateMachine {
             return;
         }
         let mut changed_hosts = BTreeSet::new();
-        for name in names {
-            let Some(route) = self.cluster.gateway_api.routes.get(name) else { continue };
-            let next = plan_route(&self.cluster, name, route, now);
+        for (name, next) in plan_routes(&self.cluster, names, now) {
             self.effects.changed_keys.push(status_key(ResourceKind::HttpRoute, name.clone()));
+            let Some(route) = self.cluster.gateway_api.routes.get(&name) else { continue };
             // The time of an unchanged plan stays.
             if (RoutePlan { since: route.plan.since, ..next.clone() }) == route.plan {
                 continue;
@@ -217,10 +216,10 @@ impl ControllerStateMachine {
             let previous = route.plan.clone();
             self.check_parents(&previous);
             self.check_parents(&next);
-            self.move_route_hosts(name, &previous.hosts, &next.hosts);
+            self.move_route_hosts(&name, &previous.hosts, &next.hosts);
             changed_hosts.extend(previous.hosts.into_iter().chain(next.hosts.iter().cloned()));
             info!(route = %name, hosts = next.hosts.len(), rules = next.rules.len(), "route planned");
-            if let Some(route) = self.cluster.gateway_api.routes.get_mut(name) {
+            if let Some(route) = self.cluster.gateway_api.routes.get_mut(&name) {
                 route.plan = next;
             }
         }
@@ -274,9 +273,9 @@ impl ControllerStateMachine {
         for key in &over {
             hosts.remove(key);
         }
-        for key in changed {
+        for (key, entry) in host_entries(&self.cluster, &changed) {
             let route_key = RouteKey::GatewayHost(key.clone());
-            match host_entry(&self.cluster, &key) {
+            match entry {
                 Some(entry) => {
                     let change = RouteChange::GatewayHost(entry);
                     self.routes.set(route_key, RouteFingerprint::of_change(&change));

@@ -1,6 +1,6 @@
 //! Pure: GatewayClasses and Gateways → their conditions, and the rules of each host from the plans of the routes.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 use common::wire::{GatewayHostEntry, GatewayHostKey, HttpRule, NamespacedName, PathMatch};
 
@@ -15,7 +15,8 @@ mod routes;
 
 pub use certificates::listener_secrets;
 pub use hosts::listener_hosts;
-pub use routes::plan_route;
+use hosts::{UsableListener, usable_listeners};
+pub use routes::plan_routes;
 
 /// Port of listeners with the protocol HTTP: the gateway has no other.
 const HTTP_PORT: u16 = 80;
@@ -179,6 +180,31 @@ pub fn attached_routes(cluster: &ClusterState, gateway: &NamespacedName, listene
 
 /// Returns the rules of a host in the order of their precedence; `None`: neither a listener nor a route has the host.
 pub fn host_entry(cluster: &ClusterState, key: &GatewayHostKey) -> Option<GatewayHostEntry> {
+    host_entry_at(cluster, &tls_listeners(cluster, key.is_tls), key)
+}
+
+/// Returns the rules of each of these hosts, as [`host_entry`] does.
+pub fn host_entries<'a>(
+    cluster: &'a ClusterState,
+    keys: &'a BTreeSet<GatewayHostKey>,
+) -> impl Iterator<Item = (&'a GatewayHostKey, Option<GatewayHostEntry>)> {
+    // Once for all: it plans each Gateway.
+    let listeners = tls_listeners(cluster, keys.iter().any(|it| it.is_tls));
+    keys.iter().map(move |key| (key, host_entry_at(cluster, &listeners, key)))
+}
+
+/// Returns the listeners with TLS that may have the certificate of a host; none if no host has TLS.
+fn tls_listeners(cluster: &ClusterState, has_tls: bool) -> Vec<UsableListener<'_>> {
+    let mut all = if has_tls { usable_listeners(cluster) } else { Vec::new() };
+    all.retain(|it| *it.spec.protocol == *HTTPS);
+    all
+}
+
+fn host_entry_at(
+    cluster: &ClusterState,
+    listeners: &[UsableListener<'_>],
+    key: &GatewayHostKey,
+) -> Option<GatewayHostEntry> {
     let routes = cluster.gateway_api.hosts.get(key)?;
     let routes = routes.iter().filter_map(|name| cluster.gateway_api.routes.get(name));
     let mut rules: Vec<(UnixMillis, usize, &HttpRule)> = Vec::new();
@@ -188,7 +214,7 @@ pub fn host_entry(cluster: &ClusterState, key: &GatewayHostKey) -> Option<Gatewa
     }
     rules.sort_by_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
-    let certificate = certificates::host_certificate(cluster, key);
+    let certificate = certificates::host_certificate(cluster, listeners, key);
     Some(GatewayHostEntry { key: key.clone(), rules, certificate })
 }
 

@@ -69,26 +69,27 @@ pub fn listener_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
     listeners.iter().filter_map(|it| secret_of(cluster, *it)).collect()
 }
 
-/// Returns the Secret whose certificate a host has: that of the most specific listener with TLS, of the oldest Gateway.
+/// Returns the Secret whose certificate a host has: that of the most specific of these listeners with TLS, of the oldest
+/// Gateway.
 pub(super) fn host_certificate(
     cluster: &ClusterState,
+    listeners: &[UsableListener<'_>],
     key: &GatewayHostKey,
 ) -> Option<NamespacedName> {
     if !key.is_tls {
         return None;
     }
-    let mut all = usable_listeners(cluster);
-    all.retain(|it| *it.spec.protocol == *HTTPS && covers(listener_host(it.spec), &key.host));
+    let covering = listeners.iter().filter(|it| covers(listener_host(it.spec), &key.host));
     let created = |it: &UsableListener<'_>| {
         cluster.gateway_api.gateways.get(it.gateway).map(|it| it.meta.created)
     };
     // Of hosts that cover the same one, the longer one is more specific, and an exact one is the host itself.
-    all.sort_by_key(|it| {
+    let first = covering.min_by_key(|&it| {
         let host = listener_host(it.spec);
         let is_exact = host == key.host.as_str();
-        (Reverse((is_exact, host.len())), created(it), it.gateway.clone())
+        (Reverse((is_exact, host.len())), created(it), it.gateway)
     });
-    all.first().and_then(|it| secret_of(cluster, *it))
+    first.and_then(|it| secret_of(cluster, *it))
 }
 
 fn secret_of(cluster: &ClusterState, listener: UsableListener<'_>) -> Option<NamespacedName> {

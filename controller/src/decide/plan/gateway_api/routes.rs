@@ -23,23 +23,36 @@ const ROUTE_PORT: u16 = 80;
 /// Failure of a reference to a backend: reason and message.
 type BackendFailure = (&'static str, String);
 
-/// Plans a route. Its time is `now`.
-pub fn plan_route(
+/// Plans the routes of these names that exist. The time of the plans is `now`.
+pub fn plan_routes(
     cluster: &ClusterState,
-    name: &NamespacedName,
-    route: &HttpRouteState,
+    names: &BTreeSet<NamespacedName>,
+    now: UnixMillis,
+) -> Vec<(NamespacedName, RoutePlan)> {
+    // Once for all: it plans each Gateway.
+    let listeners = usable_listeners(cluster);
+    let routes = names.iter().filter_map(|name| {
+        let route = cluster.gateway_api.routes.get(name)?;
+        Some((name.clone(), plan_route(cluster, &listeners, (name, route), now)))
+    });
+    routes.collect()
+}
+
+fn plan_route(
+    cluster: &ClusterState,
+    listeners: &[UsableListener<'_>],
+    (name, route): (&NamespacedName, &HttpRouteState),
     now: UnixMillis,
 ) -> RoutePlan {
     // Routes of other controllers cost no more than this.
     if route.parents.iter().all(|it| own_gateway(cluster, it).is_none()) {
         return RoutePlan { since: now, ..RoutePlan::default() };
     }
-    let listeners = usable_listeners(cluster);
     let (rules, resolved) = plan_rules(cluster, name, route);
     let mut plan = RoutePlan { since: now, ..RoutePlan::default() };
     for parent in &route.parents {
         let Some(gateway) = own_gateway(cluster, parent) else { continue };
-        let attachment = attach(cluster, name, route, parent, &listeners);
+        let attachment = attach(cluster, name, route, parent, listeners);
         let (attached, accepted) = match attachment {
             Ok(attached) => (attached, PlannedCondition::met("Accepted", "Accepted")),
             Err((reason, message)) => {
