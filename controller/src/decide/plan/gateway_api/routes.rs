@@ -13,8 +13,8 @@ use super::{
     hosts::{UsableListener, route_hosts, usable_listeners},
 };
 use crate::model::cluster_state::{
-    AllowedNamespaces, BackendSpec, ClusterState, HttpRouteState, ListenerSpec, ParentPlan,
-    ParentReference, PlannedCondition, RoutePlan, RouteRuleSpec, UnixMillis,
+    AllowedNamespaces, BackendSpec, ClusterState, GATEWAY_SERVICE, HttpRouteState, ListenerSpec,
+    ParentPlan, ParentReference, PlannedCondition, RoutePlan, RouteRuleSpec, UnixMillis,
 };
 
 /// Port of the Services of Routes.
@@ -196,6 +196,10 @@ fn resolve_backend(
     let from = (ROUTE_KIND, route.namespace.as_str());
     if is_foreign && !cluster.gateway_api.is_granted(from, ("Service", name)) {
         let message = format!("no ReferenceGrant lets the route name Service {name}");
+        return Err(("RefNotPermitted", message));
+    }
+    if name.name == GATEWAY_SERVICE && *name.namespace == *cluster.settings.system_namespace {
+        let message = format!("Service {name} is the gateway, and requests would come back to it");
         return Err(("RefNotPermitted", message));
     }
     let missing = |what: &str| Err(("BackendNotFound", format!("Service {name} {what}")));

@@ -263,6 +263,26 @@ fn a_backend_that_cannot_be_resolved_keeps_its_share() {
     assert_eq!(reasons(&api_server, "shop").1, "ResolvedRefs");
 }
 
+/// Its requests would find the same rule again, without an end.
+#[test]
+fn no_route_leads_to_the_gateway_itself() {
+    let mut api_server = start();
+    apply_gateway(&mut api_server, json!([listener("http", None)]));
+    let from =
+        json!({"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": NAMESPACE});
+    let grant = json!({"from": [from], "to": [{"group": "", "kind": "Service"}]});
+    let grant_name = NamespacedName::new("knative-serving", "grant");
+    apply_at(&mut api_server, ResourceKind::ReferenceGrant, &grant_name, grant);
+    let backend = json!([{"name": "rouse-gateway", "namespace": "knative-serving", "port": 80}]);
+    apply_route(&mut api_server, "shop", route(backend, &["/"]));
+    assert_eq!(reasons(&api_server, "shop").1, "RefNotPermitted");
+    let parents = &api_server.object(ResourceKind::HttpRoute, "shop")["status"]["parents"];
+    let message = parents[0]["conditions"][1]["message"].as_str().expect("a message");
+    assert!(message.contains("is the gateway"), "{message}");
+    let entry = host(&api_server, "http://*").expect("the host");
+    assert_eq!(targets(&entry), [RouteBackend::Unresolved]);
+}
+
 /// Two routes of one host: their matches are ordered over both.
 #[test]
 fn matches_of_all_routes_of_a_host_have_one_order() {
