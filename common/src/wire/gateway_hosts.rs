@@ -8,6 +8,8 @@ use super::{AppProtocol, NamespacedName, PathPrefix, WireError, is_dns_subdomain
 
 /// Host that listens to all hosts without a more specific one.
 const ANY_HOST: &str = "*";
+/// Most bytes of the name of a host.
+const MAX_HOST_BYTES: usize = 253;
 
 /// Transport and host of a listener of Gateways, or a more specific host of a route.
 ///
@@ -119,8 +121,10 @@ pub struct PlainBackend {
 }
 
 impl GatewayHostKey {
-    /// Returns the keys that are to be looked up for a host, the most specific one first.
+    /// Returns the keys that are to be looked up for a host, the most specific one first. A host that is longer than any
+    /// name has only that of all hosts: with one for each of its dots, a long head would cost seconds.
     pub fn candidates(is_tls: bool, host: &str) -> impl Iterator<Item = Self> {
+        let host = if host.len() <= MAX_HOST_BYTES { host } else { "" };
         let dots = host.match_indices('.').map(|(at, _)| at).filter(|at| *at > 0);
         let wildcards = dots.map(|at| SmolStr::from(format!("*{}", &host[at..])));
         let exact = (!host.is_empty()).then(|| SmolStr::from(host));
@@ -186,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_host_is_looked_up_from_the_most_specific_key_on() {
-        let keys = |host| {
+        let keys = |host: &str| {
             let all = GatewayHostKey::candidates(false, host).map(|it| it.to_string());
             all.collect::<Vec<_>>()
         };
@@ -195,6 +199,8 @@ mod tests {
         assert_eq!(keys("a"), ["http://a", "http://*"]);
         assert_eq!(keys(""), ["http://*"]);
         assert_eq!(keys(".test"), ["http://.test", "http://*"]);
+        assert_eq!(keys(&"a.".repeat(126)).len(), 128);
+        assert_eq!(keys(&"a.".repeat(127)), ["http://*"], "no key has so long a host");
     }
 
     #[test]
