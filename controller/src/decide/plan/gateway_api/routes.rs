@@ -120,6 +120,10 @@ fn attach<'a>(
         let message = "no hostname of the route is one of a listener".to_owned();
         return Err(("NoMatchingListenerHostname", message));
     }
+    if attached.iter().all(|(_, hosts)| hosts.is_empty()) {
+        let message = "more specific listeners have all hostnames of the route".to_owned();
+        return Err(("NoMatchingListenerHostname", message));
+    }
     Ok(attached)
 }
 

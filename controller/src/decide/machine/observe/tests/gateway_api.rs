@@ -234,6 +234,32 @@ fn a_parent_states_the_reason_for_which_a_route_is_not_attached() {
     assert_eq!(other["status"], Value::Null);
 }
 
+/// The route would be accepted, and get no request.
+#[test]
+fn a_route_is_not_accepted_if_more_specific_listeners_have_all_its_hosts() {
+    let mut api_server = start();
+    let at_http = |hostnames: Value| {
+        let mut spec = route(plain_backend(), &["/"]);
+        spec["parentRefs"][0]["sectionName"] = "http".into();
+        spec["hostnames"] = hostnames;
+        spec
+    };
+    let listeners = json!([listener("http", None), listener("below", Some("*.a.test"))]);
+    apply_gateway(&mut api_server, listeners);
+    apply_route(&mut api_server, "shop", at_http(json!(["x.a.test"])));
+    assert_eq!(reasons(&api_server, "shop").0, "NoMatchingListenerHostname");
+    assert_eq!(host(&api_server, "http://x.a.test"), None);
+    apply_route(&mut api_server, "shop", at_http(json!(["x.a.test", "b.test"])));
+    assert_eq!(reasons(&api_server, "shop").0, "Accepted");
+    assert_eq!(host(&api_server, "http://x.a.test"), None);
+    assert_eq!(host(&api_server, "http://b.test").expect("the route's host").rules.len(), 1);
+    // The host is free once the other listener is gone.
+    apply_route(&mut api_server, "shop", at_http(json!(["x.a.test"])));
+    apply_gateway(&mut api_server, json!([listener("http", None)]));
+    assert_eq!(reasons(&api_server, "shop").0, "Accepted");
+    assert_eq!(host(&api_server, "http://x.a.test").expect("the route's host").rules.len(), 1);
+}
+
 #[test]
 fn a_backend_that_cannot_be_resolved_keeps_its_share() {
     let mut api_server = start();
