@@ -107,6 +107,8 @@ impl ControllerStateMachine {
             None => grants.remove(&name),
         };
         if previous != next {
+            // A listener may name its certificate from now on, or not any more.
+            self.restart_gateway_times(now);
             self.follow_gateways(now);
         }
     }

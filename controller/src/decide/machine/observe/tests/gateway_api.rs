@@ -475,3 +475,34 @@ fn a_certificate_of_another_namespace_needs_a_grant() {
     }
     assert_eq!((api_server.named_secrets.len(), host(&api_server, "https://*")), (0, None));
 }
+
+#[test]
+fn a_condition_that_ends_with_a_grant_has_the_time_of_its_end() {
+    let mut api_server = start();
+    let certificate = json!({"name": "tls", "namespace": "certificates"});
+    let from =
+        json!({"group": "gateway.networking.k8s.io", "kind": "Gateway", "namespace": NAMESPACE});
+    let grant = json!({"from": [from], "to": [{"group": "", "kind": "Secret"}]});
+    let grant_name = NamespacedName::new("certificates", "grant");
+    apply_at(&mut api_server, ResourceKind::ReferenceGrant, &grant_name, grant);
+    apply_gateway(&mut api_server, json!([https_listener(None, certificate)]));
+    let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
+    let material = certificate.material();
+    let facts = load(&material).expect("it is usable").facts;
+    let read = SecretRead::Usable { material: Arc::new(material), facts };
+    api_server.read_secret(&NamespacedName::new("certificates", "tls"), read);
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
+    let time = |api_server: &FakeApiServer| {
+        let status = &api_server.object(ResourceKind::Gateway, "gateway")["status"];
+        let conditions = status["listeners"][0]["conditions"].as_array().expect("conditions");
+        let condition = conditions.iter().find(|it| it["type"] == "ResolvedRefs");
+        condition.expect("the condition")["lastTransitionTime"].clone()
+    };
+    let met_since = time(&api_server);
+    api_server.now = api_server.now.plus_ms(60_000);
+    for event in api_server.delete(ResourceKind::ReferenceGrant, &grant_name) {
+        api_server.step(event);
+    }
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "RefNotPermitted");
+    assert_ne!(time(&api_server), met_since);
+}
