@@ -25,7 +25,10 @@ use opentelemetry_proto::tonic::{
     resource::v1::Resource,
     trace::v1::Span,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -368,21 +371,29 @@ async fn export_metrics(
     mut settings: watch::Receiver<TelemetrySettings>,
     mut exporter: SignalExporter,
 ) {
+    // End of the interval that has begun, with its settings: a change of others, as of traces, must not put it off.
+    let mut due: Option<(RequestMetricsSettings, Instant)> = None;
     loop {
         let metrics = settings.borrow_and_update().metrics.clone();
+        let begun = due.take().filter(|(of, _)| metrics.as_ref() == Some(of));
         let Some(RequestMetricsSettings { collector: Some(collector), interval }) = metrics else {
             match settings.changed().await {
                 Ok(()) => continue,
                 Err(_recorder_is_gone) => return,
             }
         };
+        let ends_at = begun.map_or_else(|| Instant::now() + interval, |(_, ends_at)| ends_at);
         tokio::select! {
             biased;
             changed = settings.changed() => match changed {
-                Ok(()) => continue,
+                Ok(()) => {
+                    let of = RequestMetricsSettings { collector: Some(collector), interval };
+                    due = Some((of, ends_at));
+                    continue;
+                }
                 Err(_recorder_is_gone) => return,
             },
-            () = tokio::time::sleep(interval) => {}
+            () = sleep_until(ends_at) => {}
         }
         let Some(message) = recorder.upgrade().map(|it| it.metrics_message()) else { return };
         exporter.send(collector, message, 1).await;

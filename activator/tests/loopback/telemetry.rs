@@ -38,8 +38,8 @@ use tokio::{
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, read_head, read_rest, service, start_pod,
-    unused_port, wait_until,
+    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, service,
+    start_pod, unused_port, wait_until,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -399,6 +399,33 @@ async fn request_metrics_are_on_the_page_and_at_the_collector() {
         let bytes = format!("http_server_response_body_size_bytes_sum{LABELS}");
         assert_eq!(fixture.metric(&bytes), 15.0);
     }
+}
+
+#[tokio::test]
+async fn a_change_of_traces_does_not_put_off_the_metrics() {
+    let (mut fixture, _pod) = start_with_pod().await;
+    let (collector, settings) = start_collector(OtlpProtocol::HttpProtobuf).await;
+    let interval = Duration::from_secs(3600);
+    let metrics = RequestMetricsSettings { collector: Some(settings.clone()), interval };
+    let set_sampling = |fixture: &mut ActivatorFixture, rate: f64| {
+        let sampling = SamplingRate::from_fraction(rate);
+        let traces = Some(TraceSettings { collector: settings.clone(), sampling });
+        let metrics = Some(metrics.clone());
+        fixture.apply_change(|table| {
+            table.settings.telemetry = TelemetrySettings { traces, metrics };
+        });
+    };
+    set_sampling(&mut fixture, 0.0);
+    fixture.exchange(GET).await;
+    let recorder = Arc::clone(&fixture.activator.forwarder.telemetry);
+    wait_until(|| recorder.request_rows().rows().count() == 1).await;
+    let clock = PausedClock::start_paused();
+    // Only the last step reaches the end of the interval: a later one could end the export itself.
+    for rate in [0.1, 0.2, 0.3, 0.4] {
+        clock.advance(interval * 3 / 10).await;
+        set_sampling(&mut fixture, rate);
+    }
+    clock.until(|| collector.request_counts() == [1]).await;
 }
 
 /// Each host would be a label otherwise, and clients would fill the table of rows.
