@@ -70,7 +70,8 @@ pub struct ActivatorMetrics {
 pub struct ExportCounters {
     /// Number that the collector has taken.
     pub exported: Counter,
-    /// Number that was lost: the queue was full, the collector did not take it, or the export was turned off.
+    /// Number that was lost: the queue was full, the collector did not take it or rejected it, or the export was turned
+    /// off.
     pub dropped: Counter,
 }
 

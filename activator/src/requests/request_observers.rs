@@ -189,6 +189,8 @@ pub struct RequestObservation {
 #[derive(Debug)]
 struct RequestTrace {
     context: SpanContext,
+    /// Method of the request, which its own span and those of its attempts have.
+    method: &'static str,
     span: Span,
     children: Vec<Span>,
     /// Time at which the request began to ask for a pod, until it has one.
@@ -259,7 +261,6 @@ impl RequestObservation {
             Entrypoint::External => "gateway",
             Entrypoint::GatewayPort(_) => "gateway_port",
         };
-        // The method stays the first one: spans of attempts copy it from there.
         span.attributes = vec![
             text_attribute("http.request.method", self.method),
             text_attribute("url.path", head.uri.path()),
@@ -279,6 +280,7 @@ impl RequestObservation {
         span.attributes.extend(named.map(|it| text_attribute("server.address", &it)));
         RequestTrace {
             context,
+            method: self.method,
             span,
             children: Vec::new(),
             wait_started_ns: None,
@@ -341,8 +343,7 @@ impl RequestTrace {
         self.attempt_id = new_span_id();
         let name = self.span.name.clone();
         let mut span = child_span(&self.span, self.attempt_id, &name, SpanKind::Client, since_ns);
-        let method = self.span.attributes.first().cloned();
-        span.attributes.extend(method);
+        span.attributes.push(text_attribute("http.request.method", self.method));
         span.attributes.push(text_attribute("server.address", &address.ip().to_string()));
         span.attributes.push(number_attribute("server.port", address.port()));
         span
@@ -450,5 +451,33 @@ fn version_name(version: Version) -> &'static str {
         Version::HTTP_10 => "1.0",
         Version::HTTP_2 => "2",
         _ => "1.1",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_span_of_an_attempt_has_the_method_whatever_the_server_span_has() {
+        let context = SpanContext { trace_id: 1, span_id: 2, parent_id: None };
+        let mut span = server_span(context, "GET", "", 0);
+        span.attributes = vec![text_attribute("url.path", "/a")];
+        let mut trace = RequestTrace {
+            context,
+            method: "GET",
+            span,
+            children: Vec::new(),
+            wait_started_ns: None,
+            attempt: None,
+            attempt_id: 0,
+        };
+        let attempt = trace.attempt_span(([10, 0, 0, 1], 80).into(), 0);
+        let expected = [
+            text_attribute("http.request.method", "GET"),
+            text_attribute("server.address", "10.0.0.1"),
+            number_attribute("server.port", 80_u16),
+        ];
+        assert_eq!(attempt.attributes, expected);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A request puts its spans into a bounded queue, and a task sends them from there. A slow or dead collector therefore
 //! delays no request, and takes no more memory than the queue. Spans that do not fit, or that the collector does not
-//! take, are counted and lost.
+//! take or rejects, are counted and lost.
 
 use std::{
     fmt,
@@ -25,14 +25,17 @@ use opentelemetry_proto::tonic::{
     resource::v1::Resource,
     trace::v1::Span,
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
 use tracing::{info, warn};
 
 use crate::{
     clock::now_ns,
     metrics::ExportCounters,
     telemetry::{
-        collector_client::{CollectorClient, ExportError, OtlpMessage},
+        collector_client::{CollectorClient, ExportError, ExportResponse, OtlpMessage},
         otlp_metrics::{RevisionGauges, resource_metrics},
         request_rows::{RequestFigures, RequestRows, RowLabels},
         span::{resource, resource_spans},
@@ -45,6 +48,8 @@ const MAX_QUEUED_REQUESTS: usize = 2048;
 const MAX_BATCH_SPANS: usize = 512;
 /// Longest time that spans wait for others to be sent with them.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// Length of a collector's reason in the log.
+const MAX_REASON_CHARS: usize = 200;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Source of the gauges of all Revisions with requests.
@@ -237,36 +242,54 @@ impl fmt::Debug for TelemetryRecorder {
     }
 }
 
+/// Part of the last message that a collector has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CollectorState {
+    TakesAll,
+    RejectsSome,
+    TakesNothing,
+}
+
 /// Sender of one signal, which logs when the collector begins to fail and when it works again.
 struct SignalExporter {
     signal: &'static str,
     counters: ExportCounters,
     client: Option<CollectorClient>,
-    is_failing: bool,
+    collector_state: CollectorState,
 }
 
 impl SignalExporter {
     fn new(signal: &'static str, counters: ExportCounters) -> Self {
-        Self { signal, counters, client: None, is_failing: false }
+        Self { signal, counters, client: None, collector_state: CollectorState::TakesAll }
     }
 
-    /// Sends a message with `count` items to the collector.
+    /// Sends a message with `count` items to the collector. Items that it rejects are lost.
     async fn send(&mut self, collector: OtlpCollector, message: OtlpMessage, count: u64) {
         let signal = self.signal;
         let address = collector.to_string();
-        match self.try_send(collector, message).await {
-            Ok(()) => {
-                self.counters.exported.inc_by(count);
-                if std::mem::take(&mut self.is_failing) {
-                    info!(signal, collector = %address, "collector works again");
-                }
+        let result = self.try_send(collector, message).await;
+        let (state, lost) = match &result {
+            Ok(response) if response.rejected == 0 => (CollectorState::TakesAll, 0),
+            Ok(response) => (CollectorState::RejectsSome, response.rejected.min(count)),
+            Err(_) => (CollectorState::TakesNothing, count),
+        };
+        self.counters.exported.inc_by(count - lost);
+        self.counters.dropped.inc_by(lost);
+        if std::mem::replace(&mut self.collector_state, state) == state {
+            return;
+        }
+        match result {
+            Ok(ExportResponse { rejected: 0, reason: _ }) => {
+                info!(signal, collector = %address, "collector works again");
+            }
+            Ok(ExportResponse { rejected, reason }) => {
+                // The text comes from outside, and may have any length.
+                let reason: String = reason.chars().take(MAX_REASON_CHARS).collect();
+                warn!(signal, collector = %address, rejected, reason, "collector rejects a part");
             }
             Err(error) => {
-                self.counters.dropped.inc_by(count);
-                if !std::mem::replace(&mut self.is_failing, true) {
-                    let error = error_chain(&error);
-                    warn!(signal, collector = %address, %error, "collector takes nothing");
-                }
+                let error = error_chain(&error);
+                warn!(signal, collector = %address, %error, "collector takes nothing");
             }
         }
     }
@@ -275,7 +298,7 @@ impl SignalExporter {
         &mut self,
         collector: OtlpCollector,
         message: OtlpMessage,
-    ) -> Result<(), ExportError> {
+    ) -> Result<ExportResponse, ExportError> {
         let known = self.client.take().filter(|it| *it.collector() == collector);
         let client = match known {
             Some(client) => client,
@@ -348,21 +371,29 @@ async fn export_metrics(
     mut settings: watch::Receiver<TelemetrySettings>,
     mut exporter: SignalExporter,
 ) {
+    // End of the interval that has begun, with its settings: a change of others, as of traces, must not put it off.
+    let mut due: Option<(RequestMetricsSettings, Instant)> = None;
     loop {
         let metrics = settings.borrow_and_update().metrics.clone();
+        let begun = due.take().filter(|(of, _)| metrics.as_ref() == Some(of));
         let Some(RequestMetricsSettings { collector: Some(collector), interval }) = metrics else {
             match settings.changed().await {
                 Ok(()) => continue,
                 Err(_recorder_is_gone) => return,
             }
         };
+        let ends_at = begun.map_or_else(|| Instant::now() + interval, |(_, ends_at)| ends_at);
         tokio::select! {
             biased;
             changed = settings.changed() => match changed {
-                Ok(()) => continue,
+                Ok(()) => {
+                    let of = RequestMetricsSettings { collector: Some(collector), interval };
+                    due = Some((of, ends_at));
+                    continue;
+                }
                 Err(_recorder_is_gone) => return,
             },
-            () = tokio::time::sleep(interval) => {}
+            () = sleep_until(ends_at) => {}
         }
         let Some(message) = recorder.upgrade().map(|it| it.metrics_message()) else { return };
         exporter.send(collector, message, 1).await;

@@ -11,11 +11,13 @@ use std::{
 use common::{
     certificates::{CertificateFault, LoadedCertificate, load},
     link::RouteBatch,
-    wire::{CertificateMaterial, NamespacedName, RouteChange, RouteKey, TlsSettings},
+    wire::{
+        CertificateMaterial, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey, TlsSettings,
+    },
 };
 use k8s_openapi::jiff::Timestamp;
 use rustls::ServerConfig;
-use tracing::{info, warn};
+use tracing::{Level, debug, info, warn};
 
 use super::{
     certificate_choice::{SharedCertificate, choose_certificate},
@@ -249,12 +251,12 @@ impl HostCertificates {
         }
         for (name, it) in &mut held.by_secret {
             if it.promote(now_s) {
-                log_in_force(name, it);
+                log_in_force(CertificateSource::Secret(name), it);
             }
         }
         for (path, it) in &mut held.files {
             if it.promote(now_s) {
-                log_in_force(&path.display(), it);
+                log_in_force(CertificateSource::File(path), it);
             }
         }
         held.refresh(now_s, &self.metrics);
@@ -309,14 +311,14 @@ impl HeldCertificates {
 
     fn offer_to_secret(&mut self, name: NamespacedName, loaded: LoadResult, now_s: i64) {
         let before = self.by_secret.remove(&name);
-        if let Some(after) = offer_loaded(before, loaded, &name, now_s) {
+        if let Some(after) = offer_loaded(before, loaded, CertificateSource::Secret(&name), now_s) {
             self.by_secret.insert(name, after);
         }
     }
 
     fn remove_secret(&mut self, name: &NamespacedName) {
         if self.by_secret.remove(name).is_some() {
-            info!(certificate = %name, "certificate removed");
+            log_removed(CertificateSource::Secret(name));
         }
     }
 
@@ -335,13 +337,13 @@ impl HeldCertificates {
         for (path, loaded) in files {
             let mut held = self.file(&path).cloned();
             if let Some(loaded) = loaded {
-                held = offer_loaded(held, loaded, &path.display(), now_s);
+                held = offer_loaded(held, loaded, CertificateSource::File(&path), now_s);
             }
             after.extend(held.map(|it| (path, it)));
         }
         for (path, _) in mem::replace(&mut self.files, after) {
             if self.file(&path).is_none() {
-                info!(certificate = %path.display(), "certificate removed");
+                log_removed(CertificateSource::File(&path));
             }
         }
     }
@@ -421,45 +423,86 @@ fn load_usable(material: Arc<CertificateMaterial>, protocols: HandshakeProtocols
     Ok(Arc::new(UsableCertificate::new(material, loaded, protocols)?))
 }
 
-/// Offers a loaded certificate to the Secret or file `name`, and returns the certificate that this has then.
+/// Source of a certificate, as log lines name it.
+#[derive(Clone, Copy, Debug)]
+enum CertificateSource<'a> {
+    /// Secret, or name inside the cluster, whose entry the RouteTable has.
+    Secret(&'a NamespacedName),
+    File(&'a Path),
+}
+
+impl CertificateSource<'_> {
+    /// Returns the level of the lines about its changes. A controller that starts signs the certificates of names inside
+    /// the cluster again, and there may be ten thousand.
+    fn log_level(self) -> Level {
+        let port = match self {
+            Self::Secret(name) => name.split_port().map(|(_, port)| port),
+            Self::File(_) => None,
+        };
+        if port == Some(LOCAL_TLS_PORT) { Level::DEBUG } else { Level::INFO }
+    }
+}
+
+impl fmt::Display for CertificateSource<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Secret(name) => write!(out, "{name}"),
+            Self::File(path) => write!(out, "{}", path.display()),
+        }
+    }
+}
+
+/// Offers a loaded certificate to its source, and returns the certificate that this has then.
 fn offer_loaded(
     held: Option<HeldCertificate>,
     loaded: LoadResult,
-    name: &dyn fmt::Display,
+    source: CertificateSource<'_>,
     now_s: i64,
 ) -> Option<HeldCertificate> {
     match (loaded, held) {
         // The one before stays: an old certificate serves clients, and a broken one would end all handshakes.
         (Err(fault), held) => {
             let kept = held.is_some();
-            warn!(certificate = %name, %fault, kept, "certificate cannot be used");
+            warn!(certificate = %source, %fault, kept, "certificate cannot be used");
             held
         }
         // Without one before there is nothing to prefer, so it is used even if it is not valid now.
         (Ok(first), None) => {
             let held = HeldCertificate::new(first);
-            log_in_force(name, &held);
+            log_in_force(source, &held);
             Some(held)
         }
         // It waits if it is not valid yet and the one before is: clients would refuse it.
         (Ok(next), Some(mut held)) => {
             if held.offer(next, now_s) {
-                log_in_force(name, &held);
+                log_in_force(source, &held);
             } else {
                 let fault = "it is not valid now, and the one before is";
-                warn!(certificate = %name, fault, kept = true, "certificate cannot be used");
+                warn!(certificate = %source, fault, kept = true, "certificate cannot be used");
             }
             Some(held)
         }
     }
 }
 
-fn log_in_force(name: &dyn fmt::Display, held: &HeldCertificate) {
+fn log_in_force(source: CertificateSource<'_>, held: &HeldCertificate) {
     let facts = &held.in_force().facts;
     let not_after = Timestamp::from_second(facts.validity.not_after_s);
     let not_after = not_after.map(|it| it.to_string()).unwrap_or_default();
     let names = facts.names.summary();
-    info!(certificate = %name, %names, %not_after, "certificate in force");
+    if source.log_level() == Level::DEBUG {
+        debug!(certificate = %source, %names, %not_after, "certificate in force");
+    } else {
+        info!(certificate = %source, %names, %not_after, "certificate in force");
+    }
+}
+
+fn log_removed(source: CertificateSource<'_>) {
+    if source.log_level() == Level::DEBUG {
+        debug!(certificate = %source, "certificate removed");
+    } else {
+        info!(certificate = %source, "certificate removed");
+    }
 }
 
 /// Reads the system's clock. Certificates are dated by it, so it counts also after it was set.

@@ -414,3 +414,30 @@ async fn half_a_client_hello_ends_at_the_deadline_of_handshakes() {
     let late = "rouse_activator_tls_handshakes_total{result=\"timeout\"}";
     clock.until(|| fixture.metric(late) == 1.0).await;
 }
+
+/// The bytes of the client stay in the kernel, where they hide its FIN from a look.
+#[tokio::test]
+async fn half_a_client_hello_with_an_end_behind_it_ends_before_the_deadline() {
+    let mut fixture = ActivatorFixture::with(|config| {
+        config.tls_handshake_timeout_ms = 60_000;
+    })
+    .await;
+    fixture.apply_change(|table| {
+        let rules = passthrough_rules("db.example");
+        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+    });
+    let hello = client_hello("db.example");
+    let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+    client.write_all(&hello[..20]).await.unwrap();
+    client.shutdown().await.unwrap();
+    let closed = "rouse_activator_tls_handshakes_total{result=\"closed\"}";
+    let is_open =
+        |fixture: &ActivatorFixture| fixture.metric("rouse_activator_client_connections") == 1.0;
+    wait_until(|| is_open(&fixture) || fixture.metric(closed) == 1.0).await;
+    let clock = PausedClock::start_paused();
+    // A quarter of the time until the deadline, in steps of the longest time between two looks.
+    for _ in 0..60 {
+        clock.advance(Duration::from_millis(250)).await;
+    }
+    clock.until(|| fixture.metric(closed) == 1.0).await;
+}

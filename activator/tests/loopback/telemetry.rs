@@ -3,7 +3,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,11 +18,11 @@ use common::wire::{
 use opentelemetry_proto::tonic::{
     collector::{
         metrics::v1::{
-            ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+            ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
             metrics_service_server::{MetricsService, MetricsServiceServer},
         },
         trace::v1::{
-            ExportTraceServiceRequest, ExportTraceServiceResponse,
+            ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
             trace_service_server::{TraceService, TraceServiceServer},
         },
     },
@@ -35,25 +38,44 @@ use tokio::{
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, read_head, read_rest, service, start_pod,
-    unused_port, wait_until,
+    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, service,
+    start_pod, unused_port, wait_until,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 const DROPPED: &str = "rouse_activator_spans_dropped_total";
+const EXPORTED: &str = "rouse_activator_spans_exported_total";
 
 /// Collector that keeps what it is sent.
 #[derive(Clone, Default)]
 struct FakeCollector {
     spans: Arc<Mutex<Vec<Span>>>,
     metrics: Arc<Mutex<Vec<ExportMetricsServiceRequest>>>,
+    /// Number of spans or data points of each message that its response rejects.
+    rejected: Arc<AtomicI64>,
 }
 
 impl FakeCollector {
     fn add_spans(&self, message: ExportTraceServiceRequest) {
         let scopes = message.resource_spans.into_iter().flat_map(|it| it.scope_spans);
         self.spans.lock().unwrap().extend(scopes.flat_map(|it| it.spans));
+    }
+
+    fn trace_response(&self) -> ExportTraceServiceResponse {
+        let partial = ExportTracePartialSuccess {
+            rejected_spans: self.rejected.load(Ordering::Relaxed),
+            error_message: String::new(),
+        };
+        ExportTraceServiceResponse { partial_success: Some(partial) }
+    }
+
+    fn metrics_response(&self) -> ExportMetricsServiceResponse {
+        let partial = ExportMetricsPartialSuccess {
+            rejected_data_points: self.rejected.load(Ordering::Relaxed),
+            error_message: String::new(),
+        };
+        ExportMetricsServiceResponse { partial_success: Some(partial) }
     }
 
     fn spans(&self) -> Vec<Span> {
@@ -100,17 +122,23 @@ impl FakeCollector {
         let mut body = vec![0; length.lines().next().unwrap().parse().unwrap()];
         stream.read_exact(&mut body).await.unwrap();
         assert!(head.contains("content-type: application/x-protobuf"), "{head}");
-        match head.split(' ').nth(1).unwrap() {
+        let response = match head.split(' ').nth(1).unwrap() {
             "/v1/traces" => {
                 self.add_spans(ExportTraceServiceRequest::decode(body.as_slice()).unwrap());
+                self.trace_response().encode_to_vec()
             }
             "/v1/metrics" => {
                 let message = ExportMetricsServiceRequest::decode(body.as_slice()).unwrap();
                 self.metrics.lock().unwrap().push(message);
+                self.metrics_response().encode_to_vec()
             }
             path => panic!("{path}"),
-        }
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.ok();
+        };
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: {}\r\n\r\n",
+            response.len()
+        );
+        stream.write_all(&[head.into_bytes(), response].concat()).await.ok();
     }
 }
 
@@ -121,7 +149,7 @@ impl TraceService for FakeCollector {
         request: tonic::Request<ExportTraceServiceRequest>,
     ) -> Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
         self.add_spans(request.into_inner());
-        Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
+        Ok(tonic::Response::new(self.trace_response()))
     }
 }
 
@@ -132,7 +160,7 @@ impl MetricsService for FakeCollector {
         request: tonic::Request<ExportMetricsServiceRequest>,
     ) -> Result<tonic::Response<ExportMetricsServiceResponse>, tonic::Status> {
         self.metrics.lock().unwrap().push(request.into_inner());
-        Ok(tonic::Response::new(ExportMetricsServiceResponse::default()))
+        Ok(tonic::Response::new(self.metrics_response()))
     }
 }
 
@@ -282,6 +310,29 @@ async fn a_dead_collector_fails_no_request_and_lost_spans_are_counted() {
 }
 
 #[tokio::test]
+async fn what_a_collector_rejects_counts_as_lost() {
+    const SENT: &str = "rouse_activator_metric_exports_total";
+    const FAILED: &str = "rouse_activator_metric_export_failures_total";
+    for protocol in [OtlpProtocol::Grpc, OtlpProtocol::HttpProtobuf] {
+        let (mut fixture, _pod) = start_with_pod().await;
+        let (collector, settings) = start_collector(protocol).await;
+        collector.rejected.store(1, Ordering::Relaxed);
+        set_traces(&mut fixture, Some((settings.clone(), 1.0)));
+        // Two spans in one message.
+        fixture.exchange(GET).await;
+        wait_until(|| fixture.metric(EXPORTED) + fixture.metric(DROPPED) >= 2.0).await;
+        assert_eq!((fixture.metric(EXPORTED), fixture.metric(DROPPED)), (1.0, 1.0));
+        let interval = Duration::from_millis(20);
+        let metrics = RequestMetricsSettings { collector: Some(settings), interval };
+        fixture.apply_change(|table| {
+            table.settings.telemetry = TelemetrySettings { traces: None, metrics: Some(metrics) };
+        });
+        wait_until(|| fixture.metric(SENT) + fixture.metric(FAILED) >= 1.0).await;
+        assert_eq!(fixture.metric(SENT), 0.0);
+    }
+}
+
+#[tokio::test]
 async fn the_queue_of_a_silent_collector_is_bounded() {
     let (mut fixture, _pod) = start_with_pod().await;
     // It accepts connections and never responds.
@@ -348,6 +399,33 @@ async fn request_metrics_are_on_the_page_and_at_the_collector() {
         let bytes = format!("http_server_response_body_size_bytes_sum{LABELS}");
         assert_eq!(fixture.metric(&bytes), 15.0);
     }
+}
+
+#[tokio::test]
+async fn a_change_of_traces_does_not_put_off_the_metrics() {
+    let (mut fixture, _pod) = start_with_pod().await;
+    let (collector, settings) = start_collector(OtlpProtocol::HttpProtobuf).await;
+    let interval = Duration::from_secs(3600);
+    let metrics = RequestMetricsSettings { collector: Some(settings.clone()), interval };
+    let set_sampling = |fixture: &mut ActivatorFixture, rate: f64| {
+        let sampling = SamplingRate::from_fraction(rate);
+        let traces = Some(TraceSettings { collector: settings.clone(), sampling });
+        let metrics = Some(metrics.clone());
+        fixture.apply_change(|table| {
+            table.settings.telemetry = TelemetrySettings { traces, metrics };
+        });
+    };
+    set_sampling(&mut fixture, 0.0);
+    fixture.exchange(GET).await;
+    let recorder = Arc::clone(&fixture.activator.forwarder.telemetry);
+    wait_until(|| recorder.request_rows().rows().count() == 1).await;
+    let clock = PausedClock::start_paused();
+    // Only the last step reaches the end of the interval: a later one could end the export itself.
+    for rate in [0.1, 0.2, 0.3, 0.4] {
+        clock.advance(interval * 3 / 10).await;
+        set_sampling(&mut fixture, rate);
+    }
+    clock.until(|| collector.request_counts() == [1]).await;
 }
 
 /// Each host would be a label otherwise, and clients would fill the table of rows.

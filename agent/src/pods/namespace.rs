@@ -14,7 +14,10 @@ use netlink_packet_route::{
     address::{AddressAttribute, AddressMessage, AddressScope},
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    errno::Errno,
+    sched::{CloneFlags, setns},
+};
 
 use crate::{
     incompatible::Incompatibility,
@@ -53,6 +56,19 @@ pub enum NamespaceError {
         action: &'static str,
         source: io::Error,
     },
+}
+
+impl NamespaceError {
+    /// Returns true if the namespace's process has ended.
+    pub(crate) fn is_process_ended(&self) -> bool {
+        match self {
+            Self::Open { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound
+                    || source.raw_os_error() == Some(Errno::ESRCH as i32)
+            }
+            Self::Enter { .. } | Self::Job { .. } => false,
+        }
+    }
 }
 
 /// A network namespace, kept alive while this value exists. Drop it after one query: the pod's interfaces stay as long

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::namespace::{self, NetworkNamespace};
+use super::namespace::{self, NamespaceError, NetworkNamespace};
 use crate::kernel::{
     cgroup_search::{none_if_removed, try_subdirectories},
     cgroups::is_runtime_monitor,
@@ -74,9 +74,26 @@ fn parse_parent(stat: &str) -> Option<u32> {
     fields.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Opens the network namespace of the first of these processes that still runs. `None` if all have ended.
+/// Opens the network namespace of the first of these processes that still runs. `None` if none can be opened.
 pub(crate) fn open_namespace_of(pids: &[u32]) -> Option<NetworkNamespace> {
-    pids.iter().find_map(|&pid| NetworkNamespace::open(namespace_path(pid)).ok())
+    try_open_namespace_of(pids).ok().flatten()
+}
+
+/// Opens the network namespace of the first of these processes that still runs. `None` if all have ended.
+///
+/// Returns an error if none can be opened, but one may still run, as without a free file descriptor.
+pub(crate) fn try_open_namespace_of(
+    pids: &[u32],
+) -> Result<Option<NetworkNamespace>, NamespaceError> {
+    let mut failure = None;
+    for &pid in pids {
+        match NetworkNamespace::open(namespace_path(pid)) {
+            Ok(namespace) => return Ok(Some(namespace)),
+            Err(error) if error.is_process_ended() => {}
+            Err(error) => failure = Some(error),
+        }
+    }
+    failure.map_or(Ok(None), Err)
 }
 
 /// Returns the path of a process's network namespace.
@@ -171,6 +188,7 @@ mod tests {
         assert_eq!(found, BTreeMap::from([(inode, vec![own])]));
         assert!(open_namespace_of(&[ENDED, own]).is_some());
         assert!(open_namespace_of(&[ENDED]).is_none());
+        assert!(matches!(try_open_namespace_of(&[ENDED]), Ok(None)));
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

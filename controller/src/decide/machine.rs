@@ -179,6 +179,7 @@ impl ControllerStateMachine {
 
     fn handle_initial_list(&mut self, now: UnixMillis) {
         self.is_loading = false;
+        self.cluster.is_starting = true;
         self.update_activator_reports();
         self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
@@ -192,6 +193,7 @@ impl ControllerStateMachine {
         self.reconcile_all_mappings(now);
         self.follow_gateways(now);
         self.check_abandoned_workloads();
+        self.cluster.is_starting = false;
     }
 
     /// Returns the cluster state as it is now.

@@ -136,6 +136,8 @@ pub struct ClusterState {
     pub standby_defaults: BTreeMap<SmolStr, Box<str>>,
     /// True if this replica carries out its plans. On Kubernetes one replica is the leader; the others only watch.
     pub is_leader: bool,
+    /// True while a controller that has just started plans all apps for the first time.
+    pub is_starting: bool,
     /// Records of scale beside those in the Revisions.
     pub scaling: ScaleRecords,
     /// Workloads and pods of users, once a scaled Service exists.
@@ -267,6 +269,7 @@ impl Default for ClusterState {
             standby_defaults: BTreeMap::new(),
             // The local node has one controller, which always leads; on Kubernetes the lease decides first.
             is_leader: true,
+            is_starting: false,
             scaling: ScaleRecords::default(),
             workloads: ObservedWorkloads::default(),
         }

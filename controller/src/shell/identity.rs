@@ -8,6 +8,7 @@
 //! | [`authority_store`] | Shell: authorities in the cluster, the controller's own certificate |
 //! | [`cluster_api`] | Shell: TokenReview, Secret and ConfigMap |
 //! | [`local_schedule`] | Pure: certificates for names inside the cluster that are to be signed |
+//! | [`refresh_rounds`] | Pure: times and results of the rounds over their authorities |
 //! | [`local_signer`] | Shell: these certificates, and the authority of their own |
 //!
 //! A request needs no certificate, so everything about it is bounded: its size, the number of reviews at once, and the
@@ -34,6 +35,7 @@ pub mod authority_store;
 pub mod cluster_api;
 pub mod local_schedule;
 pub mod local_signer;
+pub mod refresh_rounds;
 pub mod rotation;
 pub mod signing;
 pub mod token_review;

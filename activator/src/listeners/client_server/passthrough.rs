@@ -3,7 +3,9 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use common::wire::EdgeSettings;
+use futures::FutureExt as _;
 use tokio::{
+    io::Interest,
     net::TcpStream,
     time::{Instant, sleep, timeout_at},
 };
@@ -84,19 +86,29 @@ impl ClientConnectionServer {
     }
 }
 
-/// Host of a ClientHello. `None`: it names none, is invalid, or the connection has ended.
+/// Host of a ClientHello. `None`: it names none, is invalid, or the connection has ended, also behind a part of one.
 async fn peek_host(stream: &TcpStream) -> Option<String> {
     let mut bytes = vec![0; MAX_CLIENT_HELLO_BYTES];
     let mut interval = FIRST_LOOK_INTERVAL;
     loop {
+        // Before the peek: if the client has closed its half already, no further byte comes after the peeked ones.
+        let is_half_closed = is_half_closed(stream);
         let count = stream.peek(&mut bytes).await.ok().filter(|count| *count > 0)?;
         match read_client_hello(&bytes[..count]) {
             ClientHelloStep::Complete(host) => return host,
             ClientHelloStep::Invalid => return None,
+            ClientHelloStep::Incomplete if is_half_closed => return None,
             ClientHelloStep::Incomplete => {}
         }
         // The socket stays readable, so that only time tells when to look again.
         sleep(interval).await;
         interval = (interval * 2).min(MAX_LOOK_INTERVAL);
     }
+}
+
+/// Returns true if the client has closed its sending half, or the whole connection, also behind unread bytes.
+fn is_half_closed(stream: &TcpStream) -> bool {
+    // The kernel reports a close together with urgent data, so the close is asked for by itself.
+    let ready = stream.ready(Interest::PRIORITY).now_or_never();
+    ready.is_some_and(|ready| ready.is_ok_and(|it| it.is_read_closed()))
 }

@@ -1,3 +1,5 @@
+use std::num::NonZeroU16;
+
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{
@@ -335,4 +337,20 @@ fn other_versions_and_ciphers_make_new_settings_of_each_certificate() {
     fixture.apply([received("own", &fixture.authority.issue(&["own.example"]))]);
     let own = fixture.own("own").unwrap();
     assert_eq!(own.crypto_provider().cipher_suites.len(), 1);
+}
+
+/// A controller that starts signs them again, and there may be ten thousand.
+#[test]
+fn certificates_of_names_inside_the_cluster_are_logged_for_debugging_only() {
+    let secret = name("web");
+    let (local, port) =
+        (secret.with_port(LOCAL_TLS_PORT), secret.with_port(NonZeroU16::new(5432).unwrap()));
+    for (source, level) in [
+        (CertificateSource::Secret(&local), Level::DEBUG),
+        (CertificateSource::Secret(&port), Level::INFO),
+        (CertificateSource::Secret(&secret), Level::INFO),
+        (CertificateSource::File(Path::new("/tls/443")), Level::INFO),
+    ] {
+        assert_eq!(source.log_level(), level, "{source}");
+    }
 }

@@ -24,8 +24,8 @@ use crate::{
     lock::lock,
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
-        namespace::{self, NetworkNamespace},
-        processes::{open_namespace_of, processes_by_namespace},
+        namespace::{self, NamespaceError, NetworkNamespace},
+        processes::{open_namespace_of, processes_by_namespace, try_open_namespace_of},
     },
 };
 
@@ -51,11 +51,18 @@ struct LastClientScan {
 type ClientPositions = (Vec<u32>, BTreeMap<u64, (ClientPodAddresses, IdlePosition)>);
 
 impl LastClientScan {
-    /// Records the result of a scan of all clients.
-    fn record_all(&mut self, cpu_time: Duration, clients: &[ScannedClient]) {
+    /// Records the result of a scan of all clients. Of those whose scan has failed nothing new is known, so what was
+    /// known of them stays; `failed` are the processes in their namespaces.
+    fn record_all(
+        &mut self,
+        cpu_time: Duration,
+        clients: &[ScannedClient],
+        failed: &BTreeSet<u32>,
+    ) {
         self.stats.full_scan_cpu = cpu_time;
+        self.connections.retain(|(pids, _)| pids.iter().any(|pid| failed.contains(pid)));
         let found = clients.iter().map(|client| (client.pids.clone(), client.stale.clone()));
-        self.connections = found.collect();
+        self.connections.extend(found);
         self.index_known();
     }
 
@@ -202,39 +209,38 @@ impl StaleConnectionCloser {
     ) -> Vec<ScannedClient> {
         // The walk through cgroups and processes runs on this thread. With many processes it costs most of the scan.
         let cpu_before = thread_cpu_time();
-        let targets: Vec<ClientScanTarget> = match scope {
-            ClientScanScope::AllClients => match client_namespaces(&self.cgroup) {
-                Ok(all) => all.into_iter().map(|pids| (pids, None)).collect(),
-                Err(error) => {
-                    // What is known stays closable. Taken as an empty list, it would be forgotten.
-                    warn!(%error, "cannot list the processes of clients");
-                    self.known_targets()
-                }
-            },
-            ClientScanScope::KnownConnections => self.known_targets(),
+        let all_clients = match scope {
+            ClientScanScope::AllClients => client_namespaces(&self.cgroup).map(Some),
+            ClientScanScope::KnownConnections => Ok(None),
         };
-        // Taken before the scan: only of these can it say that they have closed.
-        let listed = targets.iter().filter_map(|(_, connections)| connections.as_ref());
-        let scanned = listed.flatten().map(DiagConnection::cookie).collect();
-        let (mut clients, mut total_cpu_time) = (Vec::new(), Duration::ZERO);
+        // What is known stays closable without a list. Taken as an empty one, it would be forgotten.
+        let all_clients = all_clients.unwrap_or_else(|error| {
+            warn!(%error, "cannot list the processes of clients");
+            None
+        });
+        let is_full = all_clients.is_some();
+        let targets: Vec<ClientScanTarget> = match all_clients {
+            Some(all) => all.into_iter().map(|pids| (pids, None)).collect(),
+            None => self.known_targets(),
+        };
+        let mut round = ClientScanRound::default();
         for target in targets {
-            let Some((client, cpu_time)) = ScannedClient::scan(target) else { continue };
-            total_cpu_time += cpu_time;
-            clients.extend(client.select_stale(draining));
+            // Taken before the scan: only of these can it say that they have closed.
+            let known = target.1.iter().flatten().map(DiagConnection::cookie).collect();
+            round.add(known, ScannedClient::scan(target), draining);
         }
         // Scans run on threads of their own, so that this thread's time is only the walk.
-        total_cpu_time += thread_cpu_time().saturating_sub(cpu_before);
+        let cpu_time = round.cpu_time + thread_cpu_time().saturating_sub(cpu_before);
         // Locked only now: watches read it meanwhile, and a scan may take long.
         let mut last_scan = lock(&self.last_scan);
-        match scope {
-            ClientScanScope::AllClients => last_scan.record_all(total_cpu_time, &clients),
-            ClientScanScope::KnownConnections => {
-                let all = clients.iter().flat_map(|client| &client.stale);
-                let left = all.map(DiagConnection::cookie).collect();
-                last_scan.record_known(total_cpu_time, &scanned, &left);
-            }
+        if is_full {
+            last_scan.record_all(cpu_time, &round.clients, &round.failed);
+        } else {
+            let all = round.clients.iter().flat_map(|client| &client.stale);
+            let left = all.map(DiagConnection::cookie).collect();
+            last_scan.record_known(cpu_time, &round.scanned, &left);
         }
-        clients
+        round.clients
     }
 
     /// Returns the connections to draining addresses that the last scan has found.
@@ -293,6 +299,48 @@ impl ClientScan {
 /// Scope of one scan: the processes in a namespace, and the connections in it, or all.
 type ClientScanTarget = (Vec<u32>, Option<Vec<DiagConnection>>);
 
+/// Result of the scan of one client.
+enum ClientScanOutcome {
+    /// Its connections, and the processor time of the scan.
+    Scanned(ScannedClient, Duration),
+    /// Its processes have ended, and their connections with them.
+    Ended,
+    /// Nothing new is known of its connections. These are the processes in its namespace.
+    Failed(Vec<u32>),
+}
+
+/// Results of the scans of one round.
+#[derive(Default)]
+struct ClientScanRound {
+    /// Clients with connections to draining addresses.
+    clients: Vec<ScannedClient>,
+    /// Cookies of the known connections that were looked for.
+    scanned: BTreeSet<u64>,
+    /// Processes of the clients whose scan has failed.
+    failed: BTreeSet<u32>,
+    cpu_time: Duration,
+}
+
+impl ClientScanRound {
+    /// Adds the result of a client; `known` are the cookies of the connections to which its scan was limited.
+    fn add(
+        &mut self,
+        known: Vec<u64>,
+        outcome: ClientScanOutcome,
+        draining: &BTreeMap<SocketAddr, DrainingAddress>,
+    ) {
+        match outcome {
+            ClientScanOutcome::Scanned(client, cpu_time) => {
+                self.cpu_time += cpu_time;
+                self.scanned.extend(known);
+                self.clients.extend(client.select_stale(draining));
+            }
+            ClientScanOutcome::Ended => self.scanned.extend(known),
+            ClientScanOutcome::Failed(pids) => self.failed.extend(pids),
+        }
+    }
+}
+
 /// A client's namespace, and its connections to draining addresses.
 struct ScannedClient {
     /// Processes in the namespace when it was listed.
@@ -305,10 +353,18 @@ struct ScannedClient {
 }
 
 impl ScannedClient {
-    /// Scans a client. Returns it with all its connections, and the processor time of the scan.
-    fn scan((pids, connections): ClientScanTarget) -> Option<(Self, Duration)> {
-        // Without a namespace its processes have ended. If it has new ones, the next scan of all clients finds them.
-        let namespace = open_namespace_of(&pids)?;
+    /// Scans a client for all its connections, or for those to which the scan is limited.
+    fn scan((pids, connections): ClientScanTarget) -> ClientScanOutcome {
+        let failed = |pids, error: &NamespaceError| {
+            warn!(error = %error_chain(error), "cannot list stale connections");
+            ClientScanOutcome::Failed(pids)
+        };
+        let namespace = match try_open_namespace_of(&pids) {
+            Ok(Some(namespace)) => namespace,
+            // If it has new processes, the next scan of all clients finds them.
+            Ok(None) => return ClientScanOutcome::Ended,
+            Err(error) => return failed(pids, &error),
+        };
         // On a thread of its own, so that the thread's whole time is the scan's.
         let list_connections = || {
             let diag = SockDiag::open()?;
@@ -318,12 +374,13 @@ impl ScannedClient {
             )?;
             Ok((found, thread_cpu_time()))
         };
-        let found = namespace.run_inside("list connections", list_connections);
-        let found = found.inspect_err(
-            |error| warn!(error = %error_chain(error), "cannot list stale connections"),
-        );
-        let (stale, cpu_time) = found.ok()?;
-        Some((Self { pids, namespace, stale, due: Vec::new() }, cpu_time))
+        match namespace.run_inside("list connections", list_connections) {
+            Ok((stale, cpu_time)) => {
+                let client = Self { pids, namespace, stale, due: Vec::new() };
+                ClientScanOutcome::Scanned(client, cpu_time)
+            }
+            Err(error) => failed(pids, &error),
+        }
     }
 
     /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
@@ -458,6 +515,39 @@ mod tests {
         assert_eq!(last.clients[&pod], [SocketAddr::from(([10, 0, 0, 1], 2))]);
         last.record_known(Duration::ZERO, &[2].into(), &[].into());
         assert!(last.connections.is_empty() && last.clients.is_empty());
+    }
+
+    /// An ended client is known to have no connection; a failed scan tells nothing.
+    #[test]
+    fn connections_of_a_client_whose_scan_has_failed_stay_known() {
+        let connection = |port: u16| {
+            let (local, peer) = (([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 80).into());
+            DiagConnection::listed(local, peer, TcpActivity::default())
+        };
+        let connections = vec![(vec![1, 4], vec![connection(1)]), (vec![2], vec![connection(2)])];
+        let known = || LastClientScan { connections: connections.clone(), ..Default::default() };
+        let mut round = ClientScanRound::default();
+        round.add(vec![1], ClientScanOutcome::Failed(vec![4, 7]), &BTreeMap::new());
+        round.add(vec![2], ClientScanOutcome::Ended, &BTreeMap::new());
+        let mut last = known();
+        last.record_known(Duration::ZERO, &round.scanned, &BTreeSet::new());
+        assert_eq!(last.connections, connections[..1]);
+        // A scan of all clients found the first one with another process, and the second one no more.
+        let mut last = known();
+        last.record_all(Duration::ZERO, &round.clients, &round.failed);
+        assert_eq!(last.connections, connections[..1]);
+        assert_eq!(last.stats.known_connections, 1);
+    }
+
+    #[test]
+    fn a_scan_without_a_list_of_clients_is_none_of_all_clients() {
+        let cgroup = std::env::temp_dir().join(format!("rouse-clients-{}", std::process::id()));
+        // No process id can be read from a folder.
+        std::fs::create_dir_all(cgroup.join("cgroup.procs")).expect("a folder");
+        let closer = StaleConnectionCloser::new(cgroup.clone(), None);
+        assert!(closer.scan_clients(ClientScanScope::AllClients, &BTreeMap::new()).is_empty());
+        assert_eq!(closer.scan_stats().full_scan_cpu, Duration::ZERO);
+        std::fs::remove_dir_all(cgroup).expect("removed");
     }
 
     #[test]

@@ -19,7 +19,11 @@ impl ControllerStateMachine {
         }
         if serves_local_tls {
             self.local_requests += 1;
-            let state = LocalCertificateState { request: self.local_requests, material: None };
+            let state = LocalCertificateState {
+                request: self.local_requests,
+                material: None,
+                is_from_start: self.cluster.is_starting,
+            };
             all.insert(service.clone(), state);
             self.update_local_certificate_route(service);
         } else {

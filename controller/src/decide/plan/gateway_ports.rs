@@ -13,7 +13,7 @@ use crate::model::{
         AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
         name_registry::NameClaimant,
     },
-    config_maps::port_ranges::is_reserved_gateway_port,
+    config_maps::port_ranges::{is_reserved_gateway_port, parse_port},
     knative::key,
 };
 
@@ -29,7 +29,7 @@ pub(crate) fn claimable_port(
     let text = app.route_annotation(key::GATEWAY_PORT)?;
     let refused =
         |reason: &'static str, message: String| Some(Err(ConditionReason::new(reason, message)));
-    let Ok(port) = text.parse::<NonZeroU16>() else {
+    let Some(port) = parse_port(text) else {
         let message = format!("{} is {text:?}: use a port, 1 to 65535", key::GATEWAY_PORT);
         return refused("InvalidGatewayPort", message);
     };

@@ -57,7 +57,8 @@ pub fn certificate_entry(
 }
 
 /// Returns the status of a Route's `CertificateProvisioned` as to the names inside the cluster; `None`: they serve no
-/// https. `previous` is the present status, and stays while a controller that starts signs new certificates.
+/// https. `previous` is the present status, and stays while a controller that starts signs the certificates of names
+/// again that were there before.
 pub(super) fn route_status(
     app: &AppState,
     name: &NamespacedName,
@@ -86,16 +87,21 @@ pub(super) fn route_status(
     let is_signed = |service: &NamespacedName| {
         cluster.local_certificates.get(service).is_some_and(|it| it.material.is_some())
     };
-    let missing = services.find(|service| !is_signed(service));
-    Some(match missing {
-        None => ConditionStatus::True(None),
-        // A controller that starts signs all certificates again, and Routes must stay ready meanwhile.
-        Some(_) if *previous == ConditionStatus::True(None) => previous.clone(),
-        Some(service) => {
-            let message = format!("Certificate {}-local is not ready.", service.name);
-            ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
-        }
-    })
+    let missing: Vec<NamespacedName> = services.filter(|service| !is_signed(service)).collect();
+    let Some(first) = missing.first() else { return Some(ConditionStatus::True(None)) };
+    // The first plan after a start comes before the requests for certificates.
+    let is_signed_again = |service: &NamespacedName| {
+        let state = cluster.local_certificates.get(service);
+        state.map_or(cluster.is_starting, |it| it.is_from_start)
+    };
+    // A new name, as that of a tag, never had a certificate.
+    let never_signed = missing.iter().find(|service| !is_signed_again(service));
+    // A controller that starts signs all certificates again, and Routes must stay ready meanwhile.
+    if never_signed.is_none() && *previous == ConditionStatus::True(None) {
+        return Some(previous.clone());
+    }
+    let message = format!("Certificate {}-local is not ready.", never_signed.unwrap_or(first).name);
+    Some(ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message))))
 }
 
 #[cfg(test)]

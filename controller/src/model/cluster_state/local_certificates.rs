@@ -11,4 +11,7 @@ pub struct LocalCertificateState {
     pub request: u64,
     /// Certificate that was signed last; `None`: none was signed yet.
     pub material: Option<Arc<CertificateMaterial>>,
+    /// True if the service was there when this controller started. Activators may have a certificate that a controller
+    /// has signed before.
+    pub is_from_start: bool,
 }

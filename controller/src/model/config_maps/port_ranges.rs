@@ -13,6 +13,12 @@ pub fn is_reserved_gateway_port(port: NonZeroU16, activator_ports: (u16, u16)) -
     RESERVED_PORTS.contains(&port.get()) || (first..=last).contains(&port.get())
 }
 
+/// Parses a port of digits only; `None`: the text is no port. The standard library accepts a sign as well.
+pub fn parse_port(text: &str) -> Option<NonZeroU16> {
+    let has_digits_only = text.bytes().all(|byte| byte.is_ascii_digit());
+    has_digits_only.then(|| text.parse().ok()).flatten()
+}
+
 /// Set of ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRanges(Vec<RangeInclusive<u16>>);
@@ -37,7 +43,7 @@ impl FromIterator<NonZeroU16> for PortRanges {
 }
 
 fn parse_range(entry: &str) -> Option<RangeInclusive<u16>> {
-    let port = |text: &str| text.trim().parse::<NonZeroU16>().ok().map(NonZeroU16::get);
+    let port = |text: &str| parse_port(text.trim()).map(NonZeroU16::get);
     let (first, last) = entry.split_once('-').unwrap_or((entry, entry));
     let (first, last) = (port(first)?, port(last)?);
     (first <= last).then_some(first..=last)
@@ -72,7 +78,9 @@ mod tests {
 
     #[test]
     fn an_entry_that_is_no_range_is_named() {
-        for bad in ["0", "65536", "a", "", "-", "1-", "-1", "2-1", "0-5", "1-2-3", "5432/TCP"] {
+        for bad in
+            ["0", "65536", "a", "", "-", "1-", "-1", "2-1", "0-5", "1-2-3", "5432/TCP", "+80"]
+        {
             assert_eq!(PortRanges::parse(["5432", bad]), Err(bad.to_owned()));
         }
     }

@@ -1,7 +1,7 @@
 //! Pure: rules of names, labels and annotations (knative/serving `pkg/apis/serving/metadata_validation.go` and
 //! `pkg/apis/serving/v1/*_validation.go` at 98e5ef9).
 
-use std::{collections::BTreeMap, num::NonZeroU16};
+use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::ResourceRequirements, apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{dns_names, settings::TemplateParent};
 use crate::model::{
     cluster_state::HintMode,
+    config_maps::port_ranges::parse_port,
     go_values::{parse_bool, parse_duration},
     knative::{key, user_container::parse_protocol},
     problem::Problem,
@@ -198,7 +199,7 @@ fn check_protocol(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
 
 /// Checks Rouse's own annotation for the gateway port. Settings and other Routes decide later if the Route gets it.
 fn check_gateway_port(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
-    let is_no_port = |it: &&String| it.parse::<NonZeroU16>().is_err();
+    let is_no_port = |it: &&String| parse_port(it).is_none();
     if let Some(value) = all.get(key::GATEWAY_PORT).filter(is_no_port) {
         let problem = Problem::invalid(format!("{at}.{}", key::GATEWAY_PORT), value);
         problems.push(problem.with_details("use a port, 1 to 65535"));

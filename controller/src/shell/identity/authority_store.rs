@@ -95,7 +95,22 @@ pub struct AuthorityManager {
 struct AuthorityManagerState {
     authorities_in_use: CertificateAuthorities,
     signer_created_s: u64,
+    /// Time to replace the own certificate; `None`: the authority that signs has not issued one yet.
     renew_at: Option<SystemTime>,
+}
+
+impl AuthorityManagerState {
+    /// Records authorities in use. The own certificate is due from then on until the new signer has issued one, so that
+    /// a failure is tried again in the next round.
+    fn set_authorities(&mut self, all: CertificateAuthorities, signer_created_s: u64) {
+        *self = Self { authorities_in_use: all, signer_created_s, renew_at: None };
+    }
+
+    /// Returns true if the own certificate is to be replaced.
+    fn is_renewal_due(&self, now: SystemTime) -> bool {
+        // The second comparison holds after the clock was set back: an old certificate must not stay in use.
+        self.renew_at.is_none_or(|at| at <= now || now + CERTIFICATE_LIFETIME <= at)
+    }
 }
 
 impl AuthorityManager {
@@ -176,14 +191,11 @@ impl AuthorityManager {
             let signing = SigningAuthority { signer, authorities };
             self.signing.send_replace(Some(Arc::new(signing)));
             // Only at the end, so that a failure above is tried again in the next round.
-            state.authorities_in_use = all.clone();
-            state.signer_created_s = authority.made_s;
+            // The own certificate is due at once: the old authority is trusted for one more overlap only.
+            state.set_authorities(all.clone(), authority.made_s);
         }
-        // The second comparison fails after the clock was set back: an old certificate must not stay in use.
-        let is_fresh = state.renew_at.is_some_and(|at| now < at && at < now + CERTIFICATE_LIFETIME);
-        if changed || !is_fresh {
+        if state.is_renewal_due(now) {
             let signing = self.signing().ok_or(AuthorityError::NoAuthority)?;
-            // At once after a change of the signer: the old authority is trusted for one more overlap only.
             let own_certificate = signing.signer.issue_own(&self.own_identity, now)?;
             self.credentials
                 .set_certificate(vec![own_certificate.certificate], own_certificate.key)?;
@@ -245,4 +257,25 @@ fn store_error(what: &'static str) -> impl FnOnce(AuthorityStoreError) -> Author
 /// Seconds since 1970.
 pub(super) fn unix_seconds(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without it, a failure to issue the first certificate would leave that of the old signer for half of its lifetime.
+    #[test]
+    fn after_a_change_of_authorities_a_certificate_is_due_until_one_is_issued() {
+        let now = SystemTime::now();
+        let mut state = AuthorityManagerState::default();
+        assert!(state.is_renewal_due(now), "none was issued yet");
+        state.renew_at = Some(now + CERTIFICATE_LIFETIME / 2);
+        assert!(!state.is_renewal_due(now));
+        state.set_authorities(CertificateAuthorities::default(), 1);
+        assert!(state.is_renewal_due(now));
+        state.renew_at = Some(now + CERTIFICATE_LIFETIME / 2);
+        assert!(!state.is_renewal_due(now));
+        assert!(state.is_renewal_due(now - CERTIFICATE_LIFETIME), "the clock was set back");
+        assert!(state.is_renewal_due(now + CERTIFICATE_LIFETIME));
+    }
 }

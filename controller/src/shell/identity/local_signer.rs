@@ -23,6 +23,7 @@ use super::{
         AuthorityError, AuthorityStore, publish_stored, refresh_stored, unix_seconds,
     },
     local_schedule::LocalCertificateSchedule,
+    refresh_rounds::{RefreshChange, RefreshRounds},
     rotation::LOCAL_SCHEDULE,
     signing::{CertificateSigner, SignError},
 };
@@ -31,10 +32,6 @@ use crate::{
     shell::runtime::ControllerRuntime,
 };
 
-/// Interval between two reads of the Secret while there is no authority.
-const FIRST_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval between two reads of the Secret once there is an authority. Certificates are renewed at the same times.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(30);
 /// Shortest interval between two rounds. Each walks over all services, of which many may be created one by one.
 const MIN_ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -53,6 +50,7 @@ pub struct LocalCertificateSigner {
     cluster_domain: String,
     authority: Option<LocalAuthority>,
     schedule: LocalCertificateSchedule,
+    rounds: RefreshRounds,
 }
 
 impl LocalCertificateSigner {
@@ -68,6 +66,7 @@ impl LocalCertificateSigner {
             cluster_domain: cluster_domain.to_owned(),
             authority: None,
             schedule: LocalCertificateSchedule::default(),
+            rounds: RefreshRounds::default(),
         }
     }
 
@@ -83,9 +82,8 @@ impl LocalCertificateSigner {
             if !services.is_empty() {
                 if next_refresh <= Instant::now() {
                     self.try_refresh(is_leader()).await;
-                    let is_loaded = self.authority.is_some();
-                    let wait = if is_loaded { REFRESH_INTERVAL } else { FIRST_REFRESH_INTERVAL };
-                    next_refresh = Instant::now() + wait;
+                    // Certificates are renewed at the same times.
+                    next_refresh = Instant::now() + self.rounds.wait(self.authority.is_some());
                 }
                 self.sign_due(&services, SystemTime::now()).await;
             }
@@ -102,12 +100,18 @@ impl LocalCertificateSigner {
 
     /// Runs one round over the authorities. After an error the last one goes on to sign.
     async fn try_refresh(&mut self, is_leader: bool) {
-        match self.refresh(SystemTime::now(), is_leader).await {
+        let error = match self.refresh(SystemTime::now(), is_leader).await {
             // A replica that follows waits for the leader.
-            Ok(()) | Err(AuthorityError::NoAuthority) => {}
-            Err(error) => {
-                warn!(error = %error_chain(&error), "cluster-local authorities not refreshed");
+            Ok(()) | Err(AuthorityError::NoAuthority) => None,
+            Err(error) => Some(error_chain(&error)),
+        };
+        match self.rounds.record(error.clone()) {
+            RefreshChange::Same => {}
+            RefreshChange::Failed => {
+                let error = error.unwrap_or_default();
+                warn!(%error, "cluster-local authorities not refreshed, tried again in silence");
             }
+            RefreshChange::Recovered => info!("cluster-local authorities refreshed again"),
         }
     }
 

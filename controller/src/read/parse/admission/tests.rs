@@ -841,7 +841,7 @@ fn a_gateway_port_is_a_port() {
     for port in ["1", "5432", "65535"] {
         assert_eq!(problems_with(AdmittedKind::Service, &with_port(port), &FEATURES), "");
     }
-    for port in ["0", "65536", "-1", "db", "", "5432 "] {
+    for port in ["0", "65536", "-1", "+5432", "db", "", "5432 "] {
         let expected = format!(
             "invalid value: {port}: metadata.annotations.rouse.dev/port\nuse a port, 1 to 65535"
         );

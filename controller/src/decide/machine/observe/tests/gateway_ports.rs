@@ -119,12 +119,14 @@ fn a_port_that_no_service_may_have_is_refused_with_the_reason() {
         ("8080", "False GatewayPortReserved: Port 8080 is one of the activators' own ports"),
         ("20017", "False GatewayPortReserved: Port 20017 is one of the activators' own ports"),
         ("0", "False InvalidGatewayPort: rouse.dev/port is \"0\": use a port, 1 to 65535"),
+        // Permitted, if the sign were ignored.
+        ("+9000", "False InvalidGatewayPort: rouse.dev/port is \"+9000\": use a port, 1 to 65535"),
     ] {
         apply_tcp(&mut api_server, "first", port);
         assert_eq!(condition(&api_server, "first"), refusal);
         assert_eq!(port_owners(&api_server), [""; 0]);
     }
-    assert_eq!(api_server.object_events.len(), 5);
+    assert_eq!(api_server.object_events.len(), 6);
     // The permission may come later.
     apply_tcp(&mut api_server, "first", "5432");
     permit_ports(&mut api_server, "5432");

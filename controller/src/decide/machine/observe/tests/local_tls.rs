@@ -109,6 +109,49 @@ fn each_tag_has_a_certificate_of_its_own() {
 }
 
 #[test]
+fn a_tag_that_is_added_has_no_certificate_yet() {
+    let mut api_server = start_enabled();
+    sign(&mut api_server, "hello");
+    assert_eq!(provisioned(&api_server), "True : ");
+    let traffic = json!([{"latestRevision": true, "percent": 100, "tag": "blue"}]);
+    api_server.apply_service("hello", "hello:v1", 0, traffic);
+    let expected = "Unknown CertificateNotReady: Certificate blue-hello-local is not ready.";
+    assert_eq!(provisioned(&api_server), expected);
+    sign(&mut api_server, "blue-hello");
+    assert_eq!(provisioned(&api_server), "True : ");
+}
+
+/// Activators keep the certificates that were signed before.
+#[test]
+fn a_controller_that_starts_leaves_routes_as_they_are_until_it_has_signed() {
+    for is_signed in [true, false] {
+        let mut api_server = start_enabled();
+        if is_signed {
+            sign(&mut api_server, "hello");
+        }
+        let mut started = machine().loading();
+        Arc::make_mut(&mut started.cluster.settings).signs_local_certificates = true;
+        let listed = observations(&api_server.objects, &[]);
+        for event in listed.into_iter().chain([ControllerEvent::InitialListSynced]) {
+            started.step(api_server.now, event);
+        }
+        let is_provisioned = |started: &ControllerStateMachine| {
+            started.cluster.apps[&name("hello")].conditions.is_true(ConditionType::RouteCertificate)
+        };
+        assert_eq!(is_provisioned(&started), is_signed);
+        // Also in a later plan of all apps.
+        let data = json!({"cluster-local-domain-tls": "Enabled", "rollout-duration": "10"});
+        let changed = ControllerEvent::ObjectObserved {
+            resource: ResourceKind::ConfigMap,
+            name: NamespacedName::new("knative-serving", "config-network"),
+            object: Some(Box::new(json!({"data": data}))),
+        };
+        started.step(api_server.now, changed);
+        assert_eq!(is_provisioned(&started), is_signed);
+    }
+}
+
+#[test]
 fn without_the_setting_nothing_of_https_is_left() {
     let mut api_server = start_enabled();
     sign(&mut api_server, "hello");
