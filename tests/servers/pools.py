@@ -11,7 +11,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+# The last one is of a connection that the node has ended at the client's side.
+CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ConnectionAbortedError)
 kept = threading.local()
 
 
