@@ -11,7 +11,7 @@
 //! A quick run: `cargo bench -p tests --bench gateway -- --rouse FILE --envoy FILE --go-proxy FILE --rounds 2 --cases
 //! h1_c64`. A run needs root.
 #![allow(clippy::print_stdout, reason = "xtask reads the figures from standard output")]
-#![allow(clippy::print_stderr, reason = "people read the progress from standard error")]
+#![allow(clippy::print_stderr, reason = "the bench runs for minutes, and shows its progress")]
 
 mod cases;
 mod cores;

@@ -241,6 +241,21 @@ impl FakeApiServer {
         }
     }
 
+    /// Maps a host to a service by a DomainMapping of this name, with these annotations. Later ones are younger.
+    pub(super) fn map_service_domain(&mut self, mapping: &str, service: &str, annotations: Value) {
+        let reference =
+            json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": service});
+        let body = json!({
+            "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
+            "metadata": {"name": mapping, "namespace": NAMESPACE, "annotations": annotations},
+            "spec": {"ref": reference},
+        });
+        for event in self.apply(ResourceKind::DomainMapping, &name(mapping), body) {
+            self.step(event);
+        }
+        self.now = self.now.plus_ms(2000);
+    }
+
     /// Creates a ClusterDomainClaim, as an administrator does.
     pub(super) fn claim_domain(&mut self, domain: &str, namespace: &str) {
         let body = json!({

@@ -18,21 +18,6 @@ fn start() -> FakeApiServer {
     api_server
 }
 
-/// Maps a host to a service by a DomainMapping of this name, with these annotations. Later ones are younger.
-fn map(api_server: &mut FakeApiServer, mapping: &str, service: &str, annotations: Value) {
-    let reference =
-        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": service});
-    let body = json!({
-        "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
-        "metadata": {"name": mapping, "namespace": NAMESPACE, "annotations": annotations},
-        "spec": {"ref": reference},
-    });
-    for event in api_server.apply(ResourceKind::DomainMapping, &name(mapping), body) {
-        api_server.step(event);
-    }
-    api_server.now = api_server.now.plus_ms(2000);
-}
-
 /// Returns the hosts of a service with the prefixes of their path rules, after a check that a replica that starts now
 /// has the same table.
 fn rules(api_server: &FakeApiServer, service: &str) -> Vec<String> {
@@ -68,9 +53,9 @@ fn of_host(prefix: &str) -> Value {
 #[test]
 fn mappings_share_a_host_by_their_paths() {
     let mut api_server = start();
-    map(&mut api_server, HOST, "shop", json!({}));
+    api_server.map_service_domain(HOST, "shop", json!({}));
     assert_eq!(rules(&api_server, "shop"), [HOST], "it has the host for itself");
-    map(&mut api_server, "shop-api", "api", of_host("/api/"));
+    api_server.map_service_domain("shop-api", "api", of_host("/api/"));
     assert_eq!(ready(&api_server, "shop-api"), "True : ");
     assert_eq!(rules(&api_server, "shop"), ["www.shop.test/"], "no earlier activator serves it");
     assert_eq!(rules(&api_server, "api"), ["www.shop.test/api"]);
@@ -78,7 +63,7 @@ fn mappings_share_a_host_by_their_paths() {
     assert_eq!(*url, "http://www.shop.test/api");
     let mut stripped = of_host("/api");
     stripped["rouse.dev/strip-prefix"] = "true".into();
-    map(&mut api_server, "shop-api", "api", stripped);
+    api_server.map_service_domain("shop-api", "api", stripped);
     assert_eq!(rules(&api_server, "api"), ["www.shop.test without /api"]);
     api_server.delete_as_user(ResourceKind::DomainMapping, "shop-api");
     assert_eq!(rules(&api_server, "shop"), [HOST], "it has the host for itself again");
@@ -88,8 +73,8 @@ fn mappings_share_a_host_by_their_paths() {
 #[test]
 fn the_first_mapping_keeps_its_prefix_until_it_goes() {
     let mut api_server = start();
-    map(&mut api_server, "first", "shop", of_host("/a"));
-    map(&mut api_server, "second", "api", of_host("/a/"));
+    api_server.map_service_domain("first", "shop", of_host("/a"));
+    api_server.map_service_domain("second", "api", of_host("/a/"));
     let refusal = format!(
         "False DomainAlreadyClaimed: The path prefix /a of www.shop.test is already in use by \
          DomainMapping \"{NAMESPACE}/first\""
@@ -104,8 +89,8 @@ fn the_first_mapping_keeps_its_prefix_until_it_goes() {
     assert_eq!(ready(&api_server, "second"), "True : ");
     assert_eq!(rules(&api_server, "api"), ["www.shop.test/a"]);
     // A mapping that moves to another prefix makes room as well.
-    map(&mut api_server, "third", "shop", of_host("/a"));
-    map(&mut api_server, "second", "api", of_host("/b"));
+    api_server.map_service_domain("third", "shop", of_host("/a"));
+    api_server.map_service_domain("second", "api", of_host("/b"));
     assert_eq!(rules(&api_server, "shop"), ["www.shop.test/a"]);
     assert_eq!(rules(&api_server, "api"), ["www.shop.test/b"]);
 }
@@ -114,7 +99,7 @@ fn the_first_mapping_keeps_its_prefix_until_it_goes() {
 fn a_wildcard_needs_the_claim_of_the_domain_above() {
     let mut api_server = start();
     let wildcard = json!({"rouse.dev/host": "*.shop.test"});
-    map(&mut api_server, "all-shops", "shop", wildcard);
+    api_server.map_service_domain("all-shops", "shop", wildcard);
     assert_eq!(
         condition(&api_server, "all-shops", "DomainClaimed"),
         "False DomainClaimFailed: no ClusterDomainClaim found for domain \"shop.test\""
@@ -123,7 +108,7 @@ fn a_wildcard_needs_the_claim_of_the_domain_above() {
     api_server.claim_domain("shop.test", NAMESPACE);
     assert_eq!(ready(&api_server, "all-shops"), "True : ");
     assert_eq!(rules(&api_server, "shop"), ["*.shop.test/"]);
-    map(&mut api_server, HOST, "api", json!({}));
+    api_server.map_service_domain(HOST, "api", json!({}));
     assert_eq!(rules(&api_server, "api"), [HOST], "the exact host is another one");
 }
 
@@ -131,17 +116,17 @@ fn a_wildcard_needs_the_claim_of_the_domain_above() {
 fn a_wildcard_reserves_the_hosts_of_other_mappings_also_if_they_serve_nothing() {
     let mut api_server = start();
     api_server.claim_domain("shop.test", NAMESPACE);
-    map(&mut api_server, "all-shops", "shop", json!({"rouse.dev/host": "*.shop.test"}));
+    api_server.map_service_domain("all-shops", "shop", json!({"rouse.dev/host": "*.shop.test"}));
     let reserved = |api_server: &FakeApiServer| {
         assert_eq!(rules(api_server, "shop"), ["*.shop.test/"]);
         let rules = api_server.table().services[&name("shop")].gateway_rules.clone();
         rules.unwrap_or_default().reserved_hosts
     };
     assert_eq!(reserved(&api_server), [""; 0]);
-    map(&mut api_server, HOST, "missing", json!({}));
+    api_server.map_service_domain(HOST, "missing", json!({}));
     assert_eq!(reserved(&api_server), [HOST]);
-    map(&mut api_server, "eu.shop.test", "missing", json!({}));
-    map(&mut api_server, "a.b.shop.test", "missing", json!({}));
+    api_server.map_service_domain("eu.shop.test", "missing", json!({}));
+    api_server.map_service_domain("a.b.shop.test", "missing", json!({}));
     assert_eq!(reserved(&api_server), [HOST], "their namespace may not use the others");
     api_server.claim_domain("eu.shop.test", NAMESPACE);
     api_server.claim_domain("a.b.shop.test", NAMESPACE);
@@ -160,7 +145,7 @@ fn a_route_keeps_the_paths_of_its_host() {
         "False DomainAlreadyClaimed: The domain name is already in use by Route \"{NAMESPACE}/shop\""
     );
     for service in ["api", "shop"] {
-        map(&mut api_server, "part", service, annotations.clone());
+        api_server.map_service_domain("part", service, annotations.clone());
         assert_eq!(ready(&api_server, "part"), refusal);
         assert_eq!(rules(&api_server, service), [""; 0]);
     }
@@ -170,13 +155,13 @@ fn a_route_keeps_the_paths_of_its_host() {
 #[test]
 fn all_paths_of_a_host_have_the_same_demand_for_certificates() {
     let mut api_server = start();
-    map(&mut api_server, HOST, "shop", json!({}));
+    api_server.map_service_domain(HOST, "shop", json!({}));
     let guarded = |ca: &str| {
         let mut annotations = of_host("/api");
         annotations["rouse.dev/client-ca"] = ca.into();
         annotations
     };
-    map(&mut api_server, "shop-api", "api", guarded("clients"));
+    api_server.map_service_domain("shop-api", "api", guarded("clients"));
     let material = std::sync::Arc::new(common::wire::ClientCaMaterial(vec![vec![1]]));
     api_server.read_client_ca(&name("clients"), ClientCaRead::Usable(material));
     let client_auth = |api_server: &FakeApiServer, service: &str| {
@@ -189,7 +174,7 @@ fn all_paths_of_a_host_have_the_same_demand_for_certificates() {
     // Another demand cannot be met, so the mapping serves nothing.
     let mut other = guarded("others");
     other["rouse.dev/path-prefix"] = "/other".into();
-    map(&mut api_server, "other", "shop", other);
+    api_server.map_service_domain("other", "shop", other);
     let message = condition(&api_server, "other", "CertificateProvisioned");
     assert!(message.starts_with("False HostTLSConflict: "), "{message}");
     let lead = format!("DomainMapping \"{NAMESPACE}/shop-api\"");
@@ -204,7 +189,7 @@ fn all_paths_of_a_host_have_the_same_demand_for_certificates() {
 #[test]
 fn all_paths_of_a_host_have_the_certificate_of_the_oldest_mapping_with_one() {
     let mut api_server = start();
-    map(&mut api_server, HOST, "shop", json!({}));
+    api_server.map_service_domain(HOST, "shop", json!({}));
     let map_with_tls = |api_server: &mut FakeApiServer, mapping: &str, secret: &str| {
         let prefix = format!("/{secret}");
         let reference =
@@ -239,7 +224,7 @@ fn all_paths_of_a_host_have_the_certificate_of_the_oldest_mapping_with_one() {
 #[test]
 fn annotations_that_cannot_be_followed_serve_nothing() {
     let mut api_server = start();
-    map(&mut api_server, HOST, "shop", json!({"rouse.dev/path-prefix": "/a;b"}));
+    api_server.map_service_domain(HOST, "shop", json!({"rouse.dev/path-prefix": "/a;b"}));
     let message = condition(&api_server, HOST, "DomainClaimed");
     let expected = "False DomainClaimFailed: rouse.dev/path-prefix is \"/a;b\": ";
     assert!(message.starts_with(expected), "{message}");

@@ -96,18 +96,8 @@ fn apply_annotated(api_server: &mut FakeApiServer, key: &str, value: &str) {
 
 /// Maps paths of a host to `hello` by a DomainMapping of this name. Later ones are younger.
 fn map_path(api_server: &mut FakeApiServer, mapping: &str, host: &str, prefix: &str) {
-    let reference =
-        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "hello"});
     let annotations = json!({"rouse.dev/host": host, "rouse.dev/path-prefix": prefix});
-    let body = json!({
-        "apiVersion": "serving.knative.dev/v1beta1", "kind": "DomainMapping",
-        "metadata": {"name": mapping, "namespace": NAMESPACE, "annotations": annotations},
-        "spec": {"ref": reference},
-    });
-    for event in api_server.apply(ResourceKind::DomainMapping, &name(mapping), body) {
-        api_server.step(event);
-    }
-    api_server.now = api_server.now.plus_ms(2000);
+    api_server.map_service_domain(mapping, "hello", annotations);
 }
 
 #[test]
