@@ -10,9 +10,7 @@ use std::{
 
 use agent::{api_servers::ApiServerUrl, config::ClusterIpMode, map_sizes::MapSizeOverrides};
 use anyhow::{Context as _, Result, bail};
-use controller::model::{
-    cluster_state::ControllerSettings, config_maps::port_ranges::is_reserved_gateway_port,
-};
+use controller::model::config_maps::port_ranges::parse_gateway_port;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -83,7 +81,7 @@ pub(crate) struct InstallArgs {
     proxy_protocol: bool,
     /// Ports of the gateway for services of raw TCP (rouse.dev/port), on the load balancer or on each node with an
     /// activator; written to config-network when that is created
-    #[arg(long, value_name = "PORT", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = parse_gateway_port)]
     gateway_ports: Vec<NonZeroU16>,
     /// Services that the agents serve in kube-proxy's place, besides Rouse's own; another value may be applied at any
     /// time
@@ -150,6 +148,8 @@ impl InstallArgs {
             bail!("--without-kube-proxy needs --clusterip all: the agents must serve all Services");
         }
         let image = self.image.clone().unwrap_or_else(|| InstallSettings::default().image);
+        // Kubernetes refuses a Service that has a port twice.
+        let gateway_ports: BTreeSet<NonZeroU16> = self.gateway_ports.iter().copied().collect();
         Ok(InstallSettings {
             namespace: self.namespace.clone(),
             image,
@@ -159,7 +159,7 @@ impl InstallArgs {
             cluster_domain: self.cluster_domain.clone(),
             trusted_proxies: self.trusted_proxies.clone(),
             proxy_protocol: self.proxy_protocol,
-            gateway_ports: self.checked_gateway_ports()?,
+            gateway_ports: gateway_ports.into_iter().collect(),
             clusterip: self.clusterip,
             map_sizes: self.map_sizes.clone(),
             apiservers: self.apiservers.clone(),
@@ -167,18 +167,6 @@ impl InstallArgs {
             without_kube_proxy: self.without_kube_proxy,
             service_cidr: self.service_cidr.clone(),
         })
-    }
-
-    /// Returns the gateway ports, each once. Refuses those on which activators listen for anything else.
-    fn checked_gateway_ports(&self) -> Result<Vec<NonZeroU16>> {
-        let is_reserved = |port: &&NonZeroU16| {
-            is_reserved_gateway_port(**port, ControllerSettings::default().activator_port_range)
-        };
-        if let Some(port) = self.gateway_ports.iter().find(is_reserved) {
-            bail!("--gateway-ports has {port}: it is one of the activators' own ports");
-        }
-        let ports: BTreeSet<NonZeroU16> = self.gateway_ports.iter().copied().collect();
-        Ok(ports.into_iter().collect())
     }
 
     /// Refuses a path of the kubelet's kubeconfig that no agent can use.

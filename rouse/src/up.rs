@@ -17,6 +17,7 @@ use common::{
     local_node::LocalNodeSpec,
     wire::{HstsPolicy, TlsCipher, TlsMinVersion, TlsSettings},
 };
+use controller::model::config_maps::port_ranges::parse_gateway_port;
 use ipnet::IpNet;
 use local::{
     cgroups::CgroupMounts,
@@ -52,7 +53,7 @@ pub(crate) struct NodeUpArgs {
     gateway: SocketAddr,
     /// Ports for services of raw TCP (rouse.dev/port), at the address of the gateway; open from the start. With --part,
     /// controller and activator need the same ones
-    #[arg(long, value_name = "PORT", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, value_name = "PORT", num_args = 1.., value_delimiter = ',', value_parser = parse_gateway_port)]
     gateway_ports: Vec<NonZeroU16>,
     /// Networks of the proxies before the gateway whose X-Forwarded-* and Forwarded are trusted, besides those of
     /// config-network
@@ -746,6 +747,14 @@ mod tests {
         let [listener] = &handles.gateway_ports[..] else { panic!("one listener") };
         assert_eq!(listener.local_addr().unwrap().to_string(), format!("127.0.0.1:{port}"));
         assert!(open(NodeComponent::Controller).unwrap().gateway_ports.is_empty());
+    }
+
+    /// Its connections would all be reset, because no service may have such a port.
+    #[test]
+    fn a_gateway_port_that_no_service_may_have_is_refused() {
+        let refused = parse_options(&["--gateway-ports", "5432,20017"]).unwrap_err().to_string();
+        let text = "invalid value '20017' for '--gateway-ports <PORT>...': it is one of the activators' own ports";
+        assert!(refused.contains(text), "{refused}");
     }
 
     #[test]

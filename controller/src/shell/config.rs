@@ -9,7 +9,10 @@ use std::{
 use common::replicas::ReplicaEndpoint;
 use common::wire::{ActivatorEntry, is_dns_label, is_dns_subdomain};
 
-use crate::model::{cluster_state::ControllerSettings, scale_policy::ScalePolicyConfig};
+use crate::model::{
+    cluster_state::ControllerSettings, config_maps::port_ranges::parse_gateway_port,
+    scale_policy::ScalePolicyConfig,
+};
 
 /// Start-up options of the controller, on any platform.
 #[derive(Clone, Debug, clap::Args)]
@@ -50,7 +53,12 @@ pub struct ControllerConfig {
     )]
     pub activators: Vec<IpAddr>,
     /// Gateway ports that the activator has open from the start; services may have no others. Local node only.
-    #[arg(long = "controller-gateway-ports", env = "ROUSE_GATEWAY_PORTS", value_delimiter = ',')]
+    #[arg(
+        long = "controller-gateway-ports",
+        env = "ROUSE_GATEWAY_PORTS",
+        value_delimiter = ',',
+        value_parser = parse_gateway_port
+    )]
     pub gateway_ports: Vec<NonZeroU16>,
 }
 

@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroU16, ops::RangeInclusive};
 
+use datapath::abi::ACTIVATOR_PORTS;
+
 /// Ports that no service gets: those of HTTP and HTTPS at the gateway, and those on which activators listen for
 /// anything else.
 const RESERVED_PORTS: [u16; 7] = [80, 443, 7103, 7120, 8012, 8080, 8443];
@@ -17,6 +19,18 @@ pub fn is_reserved_gateway_port(port: NonZeroU16, activator_ports: (u16, u16)) -
 pub fn parse_port(text: &str) -> Option<NonZeroU16> {
     let has_digits_only = text.bytes().all(|byte| byte.is_ascii_digit());
     has_digits_only.then(|| text.parse().ok()).flatten()
+}
+
+/// Parses a port that a gateway is to open for a service.
+///
+/// # Errors
+/// The text is no port, or no service may have the port.
+pub fn parse_gateway_port(text: &str) -> Result<NonZeroU16, String> {
+    let port = parse_port(text).ok_or("use a port, 1 to 65535")?;
+    match is_reserved_gateway_port(port, ACTIVATOR_PORTS.into()) {
+        true => Err("it is one of the activators' own ports".to_owned()),
+        false => Ok(port),
+    }
 }
 
 /// Set of ports.
@@ -74,6 +88,21 @@ mod tests {
         }
         assert!(!contains(&PortRanges::default(), 5432), "none by default");
         assert!(contains(&NonZeroU16::new(25).into_iter().collect(), 25));
+    }
+
+    #[test]
+    fn a_gateway_opens_no_port_that_no_service_may_have() {
+        let [first, last] = ACTIVATOR_PORTS;
+        for reserved in RESERVED_PORTS.into_iter().chain([first, last]) {
+            let refusal = parse_gateway_port(&reserved.to_string()).expect_err("reserved");
+            assert_eq!(refusal, "it is one of the activators' own ports");
+        }
+        for good in [first - 1, last + 1, 5432] {
+            assert_eq!(parse_gateway_port(&good.to_string()).map(NonZeroU16::get), Ok(good));
+        }
+        for bad in ["0", "+25", "65536", "http"] {
+            assert_eq!(parse_gateway_port(bad), Err("use a port, 1 to 65535".to_owned()));
+        }
     }
 
     #[test]
