@@ -39,6 +39,15 @@ fn agent_pid(rouse: &RouseCluster, node: &str) -> Pid {
     pod_pid(rouse, name.expect("each node has an agent"))
 }
 
+/// Kills an agent at a moment at which `pod` is frozen. A pod that is thawed then would stay so, and answer.
+fn kill_while_frozen(rouse: &RouseCluster, agent: Pid, pod: &FrozenPod) {
+    rouse.cluster.wait("the pod to be frozen while its agent is suspended", || {
+        // While suspended, it thaws nothing between the check and the kill.
+        let _suspended = SuspendedProcess::suspend(agent);
+        pod.is_frozen().then(|| kill(agent, Signal::SIGKILL).expect("it runs"))
+    });
+}
+
 #[test]
 fn a_frozen_pod_answers_while_api_server_and_all_other_components_are_suspended() {
     let rouse = RouseCluster::shared();
@@ -96,11 +105,12 @@ fn a_frozen_pod_whose_agent_is_gone_for_good_is_passed_over() {
     service.wait_frozen_again(&pod);
     let (address, client) = (service.address(), rouse.client_on(pod.other_node()));
     let agent = agent_pid(&rouse, &pod.node);
+    println!("thaws before: {:?}", pod.thaw_causes(&rouse));
     // A pod that Kubernetes places there would never start.
     let cordon = rouse.cordon(&pod.node);
     let (_, kubelet, _) = node_parts(&pod);
     let fault = InjectedFault::inject(&rouse.cluster, "kill", kubelet, "start");
-    kill(agent, Signal::SIGKILL).expect("it runs");
+    kill_while_frozen(&rouse, agent, &pod);
     let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
     let request = rouse.cluster.wait("a response of another pod", || {
         let requests = client.start_load(&address, "kept", &args).finish();
