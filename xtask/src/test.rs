@@ -27,6 +27,7 @@ pub(crate) use self::test_counts::TestCounts;
 use self::{
     build::TestBuilder,
     image_prebuild::ImagePrebuild,
+    lane_cgroup::SourceLane,
     results::{TierOutcome, TierRow, print_results},
     tier_lane::{LaneEnd, TierLane},
 };
@@ -120,7 +121,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     let tiers: Vec<_> = TestTier::ALL.into_iter().filter(|tier| requested.contains(tier)).collect();
     // A tier with programs that are already built is the lane of another process.
     if let (Some(_), [lane]) = (&args.built, tiers.as_slice())
-        && let Err(error) = lane_cgroup::enter(*lane)
+        && let Err(error) = lane_cgroup::enter(Some(*lane))
     {
         println!("{error:#}");
     }
@@ -151,11 +152,12 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
     }
-    if !running_lanes.is_empty()
-        && let Err(error) = lower_priority()
-    {
+    // From here on: what was built before had the machine to itself.
+    let source_lane = (!running_lanes.is_empty()).then(SourceLane::enter).transpose();
+    let _source_lane = source_lane.unwrap_or_else(|error| {
         println!("{error:#}");
-    }
+        None
+    });
     for tier in tiers.into_iter().filter(|tier| !lanes.contains(tier)) {
         println!("\n== {} ==", tier.name());
         let started = Instant::now();
@@ -204,12 +206,6 @@ fn start_lane(
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
     TierLane::start(tier, before, end, args, &builder.workspace, &built)
-}
-
-/// Lowers the priority of this process and its children. The lanes take longest, so they must not wait.
-fn lower_priority() -> Result<()> {
-    let pid = std::process::id().to_string();
-    sh::capture(Command::new("renice").args(["-n", "5", "-p", &pid])).map(drop)
 }
 
 /// Creates the builder of the test programs of all tiers.

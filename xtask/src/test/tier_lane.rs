@@ -74,10 +74,10 @@ impl TierLane {
         let run = move || {
             let _ended_or_disconnected = before.map(|before| before.recv());
             // Without permission to create cgroups, the kernel shares the processors by its own groups.
-            let _may_lack_permission = lane_cgroup::create(tier);
+            let _may_lack_permission = lane_cgroup::create(Some(tier));
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
-            lane_cgroup::remove(tier);
+            lane_cgroup::remove(Some(tier));
             drop(end);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
