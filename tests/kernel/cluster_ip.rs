@@ -1,8 +1,10 @@
 //! Shell: connects to the ClusterIPs of Services of the cluster: random choice, affinity, refusal.
 
 use std::{
+    collections::BTreeSet,
     net::IpAddr,
     num::NonZeroU16,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -22,7 +24,11 @@ use common::{
     },
     wire::NamespacedName,
 };
-use datapath::abi::{self, AffinityKey, AffinityValue};
+use datapath::abi::{self, AffinityKey, AffinityValue, BoundConnect, BoundConnectKey};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
 
 use crate::{
     fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, refusal_errno},
@@ -31,8 +37,12 @@ use crate::{
 
 /// Result of a connect to a ClusterIP that goes on unchanged, by the fixture's route.
 const EHOSTUNREACH: i32 = 113;
+/// Result of a connect from a local port that another connection to the same address has.
+const EADDRNOTAVAIL: i32 = 99;
 /// ClusterIP of the Service.
 const CLUSTER_IP: &str = "10.96.0.9";
+/// ClusterIP of another Service, which some tests have.
+const OTHER_CLUSTER_IP: &str = "10.96.0.8";
 /// Affinity timeout, which no test reaches.
 const AFFINITY: Duration = Duration::from_secs(3_600);
 
@@ -82,6 +92,23 @@ impl ClusterIpFixture {
         self.kernel.observe_cluster(vec![ClusterChange::Slice(name, Some(slice))]);
     }
 
+    /// Adds another Service, which leads to the first pod as well.
+    fn add_other_service(&mut self) {
+        let name = NamespacedName::new("default", "other");
+        let service = observed_service(OTHER_CLUSTER_IP, None);
+        let address = self.pods[0].ipv4().parse().expect("an address");
+        let slice = observed_slice(name.clone(), [address]);
+        self.kernel.observe_cluster(vec![
+            ClusterChange::Service(name, Some(service)),
+            ClusterChange::Slice(NamespacedName::new("default", "other-1"), Some(slice)),
+        ]);
+    }
+
+    /// Returns the result of a connect to a ClusterIP that leads to the first pod.
+    fn led_to_first_pod(&self, cluster_ip: &str) -> Result<String, i32> {
+        Ok(format!("pod{} {cluster_ip}:80", self.pods[0].number))
+    }
+
     /// Connects so many times from a client, and returns the number of connects by pod, as `pod3=7 pod4=13`.
     fn connect(&self, client: usize, count: u32) -> String {
         let mut process = self.clients[client].start_process();
@@ -98,9 +125,12 @@ impl ClusterIpFixture {
 
     /// Backends that clients keep, also those of other tests.
     fn kept_backends(&self) -> HashMap<MapData, AffinityKey, AffinityValue> {
-        let pin = self.kernel.paths().pins().join(abi::maps::AFFINITY);
-        let map = Map::LruHashMap(MapData::from_pin(pin).expect("it is pinned"));
+        let map = Map::LruHashMap(self.pinned_map(abi::maps::AFFINITY));
         map.try_into().expect("a hash of clients")
+    }
+
+    fn pinned_map(&self, name: &str) -> MapData {
+        MapData::from_pin(self.kernel.paths().pins().join(name)).expect("it is pinned")
     }
 }
 
@@ -252,11 +282,9 @@ fn more_clients_than_are_remembered_still_get_an_endpoint() {
 #[test]
 fn connects_of_a_meshed_namespace_go_on_unchanged() {
     let fixture = ClusterIpFixture::new(1, None);
-    let pinned =
-        |name| MapData::from_pin(fixture.kernel.paths().pins().join(name)).expect("it is pinned");
-    let meshed = Map::HashMap(pinned(abi::maps::MESHED_NETNS));
+    let meshed = Map::HashMap(fixture.pinned_map(abi::maps::MESHED_NETNS));
     let mut meshed: HashMap<MapData, u64, u32> = meshed.try_into().expect("a hash of cookies");
-    let control = Map::Array(pinned(abi::maps::CONTROL));
+    let control = Map::Array(fixture.pinned_map(abi::maps::CONTROL));
     let mut control: Array<MapData, u64> = control.try_into().expect("words");
     let led = format!("pod{}=5", fixture.pods[0].number);
     meshed.insert(fixture.clients[0].cookie, 1, 0).expect("room");
@@ -268,6 +296,35 @@ fn connects_of_a_meshed_namespace_go_on_unchanged() {
     meshed.remove(&fixture.clients[0].cookie).expect("it is there");
     assert_eq!(fixture.connect(0, 5), led);
     control.set(abi::CONTROL_MESHED_NETNS, 0, 0).expect("inside the array");
+}
+
+/// The agent logs this error, and writes the entries again at each scan.
+#[test]
+fn more_meshed_namespaces_than_the_map_holds_are_an_error_that_names_it() {
+    let kernel = SharedKernelFixture::exclusive();
+    let fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
+    let mut entries = fixture.kernel.maps.meshed_namespaces().expect("it is pinned");
+    let [fitting, further] = fixture.clients.each_ref().map(|it| it.cookie);
+    // Cookies that no namespace has, one less than the map holds.
+    let others = 1 << 60..(1 << 60) + u64::from(abi::MESHED_NETNS_MAX) - 1;
+    let mut meshed: BTreeSet<u64> = others.clone().chain([fitting]).collect();
+    entries.set(&meshed).expect("as many as it holds");
+    let unchanged = |client: usize| {
+        let mut process = fixture.clients[client].start_process();
+        process.run_step(&format!("connect {CLUSTER_IP}:80")) == Err(EHOSTUNREACH)
+    };
+    assert!(unchanged(0));
+    meshed.insert(further);
+    let error = entries.set(&meshed).expect_err("one too many");
+    assert_eq!(error.to_string(), format!("cannot write {further} to map MESHED_NETNS"));
+    let led = format!("pod{}=5", fixture.pods[0].number);
+    assert_eq!(fixture.connect(1, 5), led, "as connects of other namespaces");
+    assert!(unchanged(0), "it was there before");
+    meshed.remove(&others.start);
+    entries.set(&meshed).expect("there is room again");
+    assert!(unchanged(1) && unchanged(0));
+    entries.set(&BTreeSet::new()).expect("writable");
+    assert_eq!([fixture.connect(0, 5), fixture.connect(1, 5)], [led.clone(), led]);
 }
 
 /// Such a socket cannot connect to an IPv4 endpoint, not even by its mapped address.
@@ -294,19 +351,10 @@ fn a_socket_that_takes_ipv6_only_reaches_endpoints_of_ipv6_and_is_refused_withou
 /// The kernel cannot tell apart two connections with the same addresses and ports.
 #[test]
 fn a_local_port_that_one_service_led_to_a_pod_passes_by_another_service_of_the_pod() {
-    const OTHER_CLUSTER_IP: &str = "10.96.0.8";
     let mut fixture = ClusterIpFixture::new(1, None);
-    let name = NamespacedName::new("default", "other");
-    let service = observed_service(OTHER_CLUSTER_IP, None);
-    let address = fixture.pods[0].ipv4().parse().expect("an address");
-    let slice = observed_slice(name.clone(), [address]);
-    fixture.kernel.observe_cluster(vec![
-        ClusterChange::Service(name, Some(service)),
-        ClusterChange::Slice(NamespacedName::new("default", "other-1"), Some(slice)),
-    ]);
+    fixture.add_other_service();
     let [mut client, mut another] = fixture.clients.each_ref().map(NetnsFixture::start_process);
-    let led = |cluster_ip: &str| Ok(format!("pod{} {cluster_ip}:80", fixture.pods[0].number));
-    let bound = |port: u16, cluster_ip: &str| format!("bound {port} {cluster_ip}:80");
+    let led = |cluster_ip: &str| fixture.led_to_first_pod(cluster_ip);
     assert_eq!(client.run_step(&bound(4_000, CLUSTER_IP)), led(CLUSTER_IP));
     let same_port = bound(4_000, OTHER_CLUSTER_IP);
     assert_eq!(client.run_step(&same_port), Err(EHOSTUNREACH), "not refused by the kernel");
@@ -314,6 +362,78 @@ fn a_local_port_that_one_service_led_to_a_pod_passes_by_another_service_of_the_p
     assert_eq!(another.run_step(&same_port), led(OTHER_CLUSTER_IP), "another namespace");
     client.expect_step("drop");
     assert_eq!(client.run_step(&same_port), Err(EHOSTUNREACH), "it may be in TIME_WAIT");
+}
+
+/// Returns the step that connects from this local port to port 80 of a ClusterIP.
+fn bound(port: u16, cluster_ip: &str) -> String {
+    format!("bound {port} {cluster_ip}:80")
+}
+
+#[test]
+fn of_more_chosen_ports_than_are_remembered_those_from_longest_ago_are_forgotten() {
+    let kernel = SharedKernelFixture::exclusive();
+    let mut fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
+    fixture.add_other_service();
+    let connects = Map::LruHashMap(fixture.pinned_map(abi::maps::BOUND_CONNECTS));
+    let mut connects: HashMap<MapData, BoundConnectKey, BoundConnect> =
+        connects.try_into().expect("a hash of connections");
+    let sockets = fixture.pinned_map(abi::maps::BOUND_SOCKETS);
+    let capacity = u64::from(sockets.info().expect("it is open").max_entries());
+    assert!(capacity >= u64::from(abi::BOUND_CONNECTS_MAX));
+    let mut sockets: HashMap<MapData, u64, BoundConnectKey> =
+        Map::LruHashMap(sockets).try_into().expect("a hash of sockets");
+    let [mut client, mut another] = fixture.clients.each_ref().map(NetnsFixture::start_process);
+    let led = |cluster_ip: &str| fixture.led_to_first_pod(cluster_ip);
+    assert_eq!(client.run_step(&bound(4_000, CLUSTER_IP)), led(CLUSTER_IP));
+    let cookie = fixture.clients[0].cookie;
+    assert_eq!(remembered_ports(&connects, cookie), [4_000]);
+    // Connections of namespaces and sockets that do not exist.
+    let mut number = 1 << 60;
+    on_each_cpu(|| {
+        for _ in 0..2 * capacity {
+            number += 1;
+            let key = BoundConnectKey { netns_cookie: number, ..BoundConnectKey::default() };
+            connects.insert(key, BoundConnect::default(), 0).expect("older ones give way");
+            sockets.insert(number, key, 0).expect("older ones give way");
+        }
+    });
+    assert_eq!(remembered_ports(&connects, cookie), [0; 0]);
+    let same_port = bound(4_000, OTHER_CLUSTER_IP);
+    assert_eq!(client.run_step(&same_port), Err(EADDRNOTAVAIL), "refused by the kernel");
+    assert_eq!(client.expect_step("peer"), format!("{CLUSTER_IP}:80"), "it stays connected");
+    assert_eq!(another.run_step(&same_port), led(OTHER_CLUSTER_IP), "another namespace");
+    // A new connection takes the place of an older one, and is remembered.
+    assert_eq!(client.run_step(&bound(4_001, CLUSTER_IP)), led(CLUSTER_IP));
+    assert_eq!(client.run_step(&bound(4_001, OTHER_CLUSTER_IP)), Err(EHOSTUNREACH));
+    client.expect_step("drop");
+    assert_eq!(client.run_step(&bound(4_002, OTHER_CLUSTER_IP)), led(OTHER_CLUSTER_IP));
+}
+
+/// Returns the chosen local ports of a namespace's connections that are remembered.
+fn remembered_ports(
+    connects: &HashMap<MapData, BoundConnectKey, BoundConnect>,
+    netns_cookie: u64,
+) -> Vec<u16> {
+    let keys = connects.keys().map(|key| key.expect("readable"));
+    keys.filter(|key| key.netns_cookie == netns_cookie).map(|key| key.local_port).collect()
+}
+
+/// Runs a job on each CPU in turn. The kernel lists the newest entries of an LRU map by the CPU that has added them. A
+/// job on other CPUs does not push those out.
+fn on_each_cpu(mut job: impl FnMut() + Send) {
+    const CALLING_THREAD: Pid = Pid::from_raw(0);
+    let allowed = sched_getaffinity(CALLING_THREAD).expect("its own CPUs");
+    for cpu in (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true)) {
+        let mut only = CpuSet::new();
+        only.set(cpu).expect("within the set");
+        thread::scope(|scope| {
+            // A thread of its own, as the test's thread goes on wherever it is allowed to.
+            scope.spawn(|| {
+                sched_setaffinity(CALLING_THREAD, &only).expect("one of its CPUs");
+                job();
+            });
+        });
+    }
 }
 
 /// The agent ends sockets by their records, and this one was not led to its peer.

@@ -109,7 +109,7 @@ mod counter_rows;
 mod event_ring;
 pub mod gauges;
 pub mod idle_events;
-pub(crate) mod meshed_namespaces;
+pub mod meshed_namespaces;
 mod pod_ports;
 mod previous_version;
 pub(crate) mod stored_totals;
@@ -204,7 +204,7 @@ impl KernelMaps {
     }
 
     /// Opens the entries of meshed namespaces, for another task.
-    pub(crate) fn meshed_namespaces(
+    pub fn meshed_namespaces(
         &self,
     ) -> Result<meshed_namespaces::MeshedNamespaceEntries, KernelMapError> {
         meshed_namespaces::MeshedNamespaceEntries::open(&self.pins)

@@ -10,7 +10,7 @@ use crate::kernel::sys::SharedWords;
 
 /// Entries of meshed namespaces, by their cookies. Only one task may write them.
 #[derive(Debug)]
-pub(crate) struct MeshedNamespaceEntries {
+pub struct MeshedNamespaceEntries {
     entries: HashMap<MapData, u64, u32>,
     control: SharedWords,
 }
@@ -24,7 +24,7 @@ impl MeshedNamespaceEntries {
     }
 
     /// Makes these cookies the entries. After an error, such as that of a full map, some are missing.
-    pub(crate) fn set(&mut self, cookies: &BTreeSet<u64>) -> Result<(), KernelMapError> {
+    pub fn set(&mut self, cookies: &BTreeSet<u64>) -> Result<(), KernelMapError> {
         let known: BTreeSet<u64> = self.entries.keys().filter_map(Result::ok).collect();
         for gone in known.difference(cookies) {
             let done = ignore_missing(self.entries.remove(gone));

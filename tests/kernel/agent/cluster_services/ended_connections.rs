@@ -92,6 +92,32 @@ fn a_connection_without_another_endpoint_is_ended_once_there_is_one() {
     assert_eq!(socket.wait_line("ended"), ENDED);
 }
 
+/// Marks each row as taken, so that sockets have their records in socket storage.
+fn fill_rows(fixture: &AgentFixture) {
+    let claims = Map::Array(pinned_map(fixture, abi::maps::CLAIMS));
+    let mut claims: Array<MapData, u64> = claims.try_into().expect("words");
+    for row in 0..abi::CLIENTS_MAX {
+        claims.set(row, 1, 0).expect("inside the array");
+    }
+}
+
+/// Opens the copies of records that are in socket storage.
+fn open_copies(fixture: &AgentFixture) -> HashMap<MapData, u64, abi::ConnectRecord> {
+    let copies = Map::HashMap(pinned_map(fixture, abi::maps::OVERFLOW_COPIES));
+    copies.try_into().expect("records")
+}
+
+fn pinned_map(fixture: &AgentFixture, name: &str) -> MapData {
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    MapData::from_pin(pins.join(name)).expect("it is pinned")
+}
+
+/// Returns the copies that are of a connect to an endpoint.
+fn led_copies(copies: &HashMap<MapData, u64, abi::ConnectRecord>) -> Vec<abi::ConnectRecord> {
+    let records = copies.iter().map(|entry| entry.expect("readable").1);
+    records.filter(|record| record.netns_cookie != 0).collect()
+}
+
 /// A record in socket storage is one that user space cannot list.
 #[test]
 fn a_connection_whose_row_is_taken_is_ended_too() {
@@ -101,21 +127,46 @@ fn a_connection_whose_row_is_taken_is_ended_too() {
     server.set(service(Some("true")));
     server.set(endpoint_slice(&["10.77.0.2"]));
     fixture.wait_outcome("connected");
-    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
-    let pinned = |name| MapData::from_pin(pins.join(name)).expect("it is pinned");
-    let claims = Map::Array(pinned(abi::maps::CLAIMS));
-    let mut claims: Array<MapData, u64> = claims.try_into().expect("words");
-    for row in 0..abi::CLIENTS_MAX {
-        claims.set(row, 1, 0).expect("inside the array");
-    }
-    let copies = Map::HashMap(pinned(abi::maps::OVERFLOW_COPIES));
-    let copies: HashMap<MapData, u64, abi::ConnectRecord> = copies.try_into().expect("records");
+    fill_rows(&fixture);
+    let copies = open_copies(&fixture);
     let mut socket = fixture.hold("request", "p", &format!("{CLUSTER_IP}:80"));
-    let records: Vec<_> = copies.iter().map(|entry| entry.expect("readable").1).collect();
-    assert!(records.len() == 1 && records[0].netns_cookie != 0, "{records:?}");
+    let records = led_copies(&copies);
+    assert_eq!((records.len(), copies.iter().count()), (1, 1), "{records:?}");
     server.set(endpoint_slice(&["10.77.0.9"]));
     assert_eq!(socket.wait_line("ended"), ENDED);
     // The process has ended, and its sockets with it.
     drop(socket);
     assert_eq!(copies.iter().count(), 0);
+}
+
+#[test]
+fn a_connection_beyond_the_copies_stays_open_and_the_next_one_takes_room_that_is_free_again() {
+    let (mut fixture, server) = start("tcpcopies", "labelled");
+    fixture.send_to_pod("keep");
+    set_node(&server);
+    server.set(service(Some("true")));
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.wait_outcome("connected");
+    fill_rows(&fixture);
+    let mut copies = open_copies(&fixture);
+    // Cookies that no socket has.
+    let others = 1 << 60..(1 << 60) + u64::from(abi::OVERFLOW_COPIES_MAX);
+    for cookie in others.clone() {
+        let written = copies.insert(cookie, abi::ConnectRecord::default(), 0);
+        written.expect("it holds as many");
+    }
+    let cluster_ip = format!("{CLUSTER_IP}:80");
+    let mut beyond = fixture.hold("request", "p", &cluster_ip);
+    assert_eq!(led_copies(&copies), [], "it is connected all the same");
+    copies.remove(&others.start).expect("it is there");
+    let mut copied = fixture.hold("request", "p", &cluster_ip);
+    assert_eq!(led_copies(&copies).len(), 1);
+    server.set(endpoint_slice(&["10.77.0.9"]));
+    assert_eq!(copied.wait_line("ended"), ENDED);
+    drop(copied);
+    // The round that has ended the one connection has listed the other one, in the same namespace.
+    fixture.wait_metric(ENDED_METRIC, 1);
+    assert_eq!(fixture.metric_count(ENDED_METRIC), 1);
+    assert!(beyond.is_running(), "no copy tells its endpoint");
+    assert_eq!(led_copies(&copies), [], "the room is free again");
 }
