@@ -10,18 +10,20 @@ use agent::kernel::{
     maps::KernelMaps,
     programs::{self, EbpfPrograms},
 };
-use aya::util::KernelVersion;
+use aya::VerifierLogLevel;
 use common::wire::{ConnectionPath, RoutingPhase};
 use datapath::{
-    abi::{self, SocketBit},
+    abi::{self, SocketBit, TaskFlag},
     load_balancing::{RoutingMode, SvcState},
 };
 
 use crate::{
     fixture::{
-        KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, pod_uid, refusal_errno,
+        KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, create_cgroups, pod_uid,
+        refusal_errno,
     },
     scripted_process::{ScriptedProcess, parse_counts},
+    verifier::load_program,
 };
 
 const EHOSTUNREACH: i32 = 113;
@@ -408,19 +410,41 @@ fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     fixture.programs.as_ref().unwrap().verify_by_self_test(&mut fixture.maps).unwrap();
 }
 
+/// Returns true if the running kernel takes this program as it is for a kernel with these features. Then it calls
+/// helpers that older kernels lack.
+fn is_accepted(name: &str, features: VerifierFeatures) -> bool {
+    let (paths, _guard) = create_cgroups();
+    let (object, log) = (programs::embedded_object(), VerifierLogLevel::default());
+    let opened = programs::open_unloaded(object, &paths, features, log);
+    let mut opened = opened.expect("the maps can be made");
+    load_program(opened.program_mut(name).expect("it is part of the object")).is_ok()
+}
+
+/// A feature is there where the programs load that use it, whatever the kernel's version is: distributions backport
+/// helpers and leave some out.
 #[test]
 fn kernel_features_are_detected_by_trial() {
-    let kernel = KernelVersion::current().expect("it has a version");
-    let is_at_least = |major, minor| kernel >= KernelVersion::new(major, minor, 0);
-    let features = VerifierFeatures::detect();
-    // Debian's kernels have the features of their version, without backports.
-    assert_eq!(
-        (features.set_retval, features.sock_ops_netns_cookie),
-        (is_at_least(5, 18), is_at_least(5, 15))
-    );
-    assert!(is_at_least(5, 19) || !features.mptcp_sock);
-    assert_eq!(features.packet_netns_cookie, is_at_least(6, 15));
-    // Kernels for small machines may be built without BTF.
+    const NONE: VerifierFeatures = VerifierFeatures::NONE;
+    for name in ["connect4", "sockets", "ingress"] {
+        assert!(is_accepted(name, NONE), "{name} needs none");
+    }
+    let detected = VerifierFeatures::detect();
+    let retval = VerifierFeatures { set_retval: true, ..NONE };
+    assert_eq!(detected.set_retval, is_accepted("connect4", retval));
+    let cookie = VerifierFeatures { sock_ops_netns_cookie: true, ..NONE };
+    assert_eq!(detected.sock_ops_netns_cookie, is_accepted("sockets", cookie));
+    // Only on kernels with cookies in sock_ops does the program look at packets of a connection that opens.
+    let packet_cookie = VerifierFeatures { packet_netns_cookie: true, ..cookie };
+    assert_eq!(detected.packet_netns_cookie, is_accepted("ingress", packet_cookie));
+    let mptcp = VerifierFeatures { mptcp_sock: true, ..NONE };
+    assert_eq!(detected.mptcp_sock, is_accepted("connect4", mptcp));
+    // Kernels for small machines may be built without BTF, which names bit and flag.
     let is_described = Path::new("/sys/kernel/btf/vmlinux").exists();
-    assert!(!is_at_least(6, 1) || !is_described || features.v6_only != SocketBit::default());
+    let v6_only = VerifierFeatures { v6_only: SocketBit { byte_index: 0, mask: 1 }, ..NONE };
+    let reads_sockets = is_described && is_accepted("sockets", v6_only);
+    assert_eq!(detected.v6_only != SocketBit::default(), reads_sockets);
+    let flag = TaskFlag { mask: abi::KERNEL_THREAD_FLAG, ..TaskFlag::default() };
+    let kernel_thread = VerifierFeatures { kernel_thread: flag, ..NONE };
+    let reads_tasks = is_described && is_accepted("connect4", kernel_thread);
+    assert_eq!(detected.kernel_thread != TaskFlag::default(), reads_tasks);
 }

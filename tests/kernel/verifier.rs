@@ -4,7 +4,10 @@
 use std::{env, fs};
 
 use agent::{
-    kernel::programs::{embedded_object, open_unloaded},
+    kernel::{
+        features::VerifierFeatures,
+        programs::{embedded_object, open_unloaded},
+    },
     paths::AgentPaths,
 };
 use aya::{
@@ -99,8 +102,9 @@ fn all_programs_are_in_force_side_by_side() {
 
 /// Opens the object with its maps, without loading a program.
 fn open_object(paths: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
+    let features = VerifierFeatures::detect();
     let loaded = match env::var_os(OBJECT_VARIABLE) {
-        None => open_unloaded(embedded_object(), paths, log),
+        None => open_unloaded(embedded_object(), paths, features, log),
         Some(file) => {
             let object = fs::read(&file).expect("the object can be read");
             // The ELF parser needs aligned memory.
@@ -108,7 +112,7 @@ fn open_object(paths: &AgentPaths, log: VerifierLogLevel) -> Ebpf {
             let begin = buffer.as_ptr().align_offset(8);
             let aligned = &mut buffer[begin..][..object.len()];
             aligned.copy_from_slice(&object);
-            open_unloaded(aligned, paths, log)
+            open_unloaded(aligned, paths, features, log)
         }
     };
     loaded.expect("the maps can be made")
@@ -124,7 +128,8 @@ fn verify_program(
     info.verified_instruction_count().map_or_else(by_log, Ok)
 }
 
-fn load_program(program: &mut Program) -> Result<(), ProgramError> {
+/// Loads a program as its type demands.
+pub(crate) fn load_program(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),

@@ -16,6 +16,8 @@ const PROG_CGROUP_SKB: u32 = 8;
 const PROG_SOCK_OPS: u32 = 13;
 /// Type of the programs on addresses of sockets (`enum bpf_prog_type`).
 const PROG_SOCK_ADDR: u32 = 18;
+/// Type and attach type of the sock_ops programs: the kernel reads no attach type of theirs.
+const SOCK_OPS: [u32; 2] = [PROG_SOCK_OPS, 0];
 /// Attach type of packets to a socket (`enum bpf_attach_type`).
 const ATTACH_INGRESS: u32 = 0;
 /// Attach type of IPv4 connects (`enum bpf_attach_type`).
@@ -37,6 +39,10 @@ const FRAME_POINTER: u8 = 10;
 
 /// Offset of `sk` in `struct bpf_sock_addr`.
 const SK_OFFSET: i16 = 64;
+
+/// Load of a program that is dropped at once: its type, its attach type, its instructions. Returns true if the kernel
+/// accepts it.
+type TrialLoad = dyn Fn(u32, u32, &[u64]) -> bool;
 
 /// Features of the verifier for which the eBPF programs have fallbacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +79,11 @@ impl VerifierFeatures {
 
     /// Detects the features of the running kernel.
     pub fn detect() -> Self {
+        Self::detect_by(&sys::accepts_program)
+    }
+
+    /// Detects the features of a kernel by trial loads.
+    fn detect_by(accepts: &TrialLoad) -> Self {
         let first_argument = BpfInstruction::mov_imm(1, -1);
         let socket = BpfInstruction::load_u64(1, 1, SK_OFFSET);
         // Arguments of a read of eight bytes from address 0 to the stack.
@@ -82,35 +93,26 @@ impl VerifierFeatures {
             BpfInstruction::mov_imm(2, 8),
             BpfInstruction::mov_imm(3, 0),
         ];
+        // Each call has valid arguments, so that only a missing helper is a reason to refuse it.
+        let at_connect = |before: &[BpfInstruction], helper| {
+            accepts_helper(accepts, [PROG_SOCK_ADDR, ATTACH_CONNECT4], before, helper)
+        };
+        let at_packets =
+            |helper| accepts_helper(accepts, [PROG_CGROUP_SKB, ATTACH_INGRESS], &[], helper);
+        let at_sock_ops =
+            |before: &[BpfInstruction], helper| accepts_helper(accepts, SOCK_OPS, before, helper);
+        let reads_tasks =
+            at_connect(&[], GET_CURRENT_TASK) && at_connect(&probe_read, PROBE_READ_KERNEL);
         Self {
-            // Each call has valid arguments, so that only a missing helper is a reason to refuse it.
-            set_retval: accepts_helper(
-                PROG_SOCK_ADDR,
-                ATTACH_CONNECT4,
-                &[first_argument],
-                SET_RETVAL,
-            ),
-            sock_ops_netns_cookie: accepts_sock_ops_netns_cookie(),
-            packet_netns_cookie: accepts_helper(
-                PROG_CGROUP_SKB,
-                ATTACH_INGRESS,
-                &[],
-                GET_NETNS_COOKIE,
-            ),
-            mptcp_sock: accepts_helper(
-                PROG_SOCK_ADDR,
-                ATTACH_CONNECT4,
-                &[socket],
-                SKC_TO_MPTCP_SOCK,
-            ),
-            v6_only: accepts_helper(PROG_SOCK_OPS, 0, &probe_read, PROBE_READ_KERNEL)
+            set_retval: at_connect(&[first_argument], SET_RETVAL),
+            sock_ops_netns_cookie: at_sock_ops(&[], GET_NETNS_COOKIE),
+            packet_netns_cookie: at_packets(GET_NETNS_COOKIE),
+            mptcp_sock: at_connect(&[socket], SKC_TO_MPTCP_SOCK),
+            v6_only: at_sock_ops(&probe_read, PROBE_READ_KERNEL)
                 .then(find_v6_only_bit)
                 .flatten()
                 .unwrap_or_default(),
-            kernel_thread: reads_tasks(&probe_read)
-                .then(find_kernel_thread_flag)
-                .flatten()
-                .unwrap_or_default(),
+            kernel_thread: reads_tasks.then(find_kernel_thread_flag).flatten().unwrap_or_default(),
         }
     }
 }
@@ -118,13 +120,7 @@ impl VerifierFeatures {
 /// Returns true if sock_ops programs may call `bpf_get_netns_cookie`. Without it, connections to a listener that is older
 /// than the programs are neither counted nor reported.
 pub fn accepts_sock_ops_netns_cookie() -> bool {
-    accepts_helper(PROG_SOCK_OPS, 0, &[], GET_NETNS_COOKIE)
-}
-
-/// Returns true if programs at connects may read the calling task. `probe_read` sets the arguments of a read.
-fn reads_tasks(probe_read: &[BpfInstruction]) -> bool {
-    accepts_helper(PROG_SOCK_ADDR, ATTACH_CONNECT4, &[], GET_CURRENT_TASK)
-        && accepts_helper(PROG_SOCK_ADDR, ATTACH_CONNECT4, probe_read, PROBE_READ_KERNEL)
+    accepts_helper(&sys::accepts_program, SOCK_OPS, &[], GET_NETNS_COOKIE)
 }
 
 /// Returns the flag of kernel threads, from the kernel's BTF.
@@ -146,12 +142,17 @@ fn find_v6_only_bit() -> Option<SocketBit> {
 }
 
 /// Returns true if the verifier accepts a program that calls this helper with the context, or with the arguments that
-/// `before` sets.
-fn accepts_helper(program: u32, attach: u32, before: &[BpfInstruction], helper: i32) -> bool {
+/// `before` sets. The program's type and its attach type are given first.
+fn accepts_helper(
+    accepts: &TrialLoad,
+    [program, attach]: [u32; 2],
+    before: &[BpfInstruction],
+    helper: i32,
+) -> bool {
     let call =
         [BpfInstruction::call_helper(helper), BpfInstruction::mov_imm(0, 1), BpfInstruction::EXIT];
     let code: Vec<u64> = before.iter().copied().chain(call).map(|it| it.0).collect();
-    sys::accepts_program(program, attach, &code)
+    accepts(program, attach, &code)
 }
 
 /// One instruction as the kernel reads it: code, registers, offset, number.
@@ -209,5 +210,48 @@ mod tests {
             [0x79, 0x11, 64, 0, 0, 0, 0, 0]
         );
         assert_eq!(bytes(BpfInstruction::call_helper(187)), [0x85, 0, 0, 0, 187, 0, 0, 0]);
+    }
+
+    /// Returns the helper that a program of a trial calls.
+    fn called_helper(code: &[u64]) -> i32 {
+        let is_call = |it: &&u64| it.to_le_bytes()[0] == 0x85;
+        let call = code.iter().find(is_call).expect("each trial calls a helper");
+        (*call >> 32) as i32
+    }
+
+    /// Detects the features of a kernel that refuses programs of one type that call one helper.
+    fn detect_without(program: u32, helper: i32) -> VerifierFeatures {
+        VerifierFeatures::detect_by(&move |kind, _attach, code| {
+            (kind, called_helper(code)) != (program, helper)
+        })
+    }
+
+    /// The running kernel's version is the same in all cases.
+    #[test]
+    fn a_feature_is_missing_where_the_kernel_refuses_the_call_of_its_helper_and_only_there() {
+        let flags = |it: VerifierFeatures| {
+            [it.set_retval, it.sock_ops_netns_cookie, it.packet_netns_cookie, it.mptcp_sock]
+        };
+        assert_eq!(flags(VerifierFeatures::detect_by(&|_, _, _| true)), [true; 4]);
+        assert_eq!(VerifierFeatures::detect_by(&|_, _, _| false), VerifierFeatures::NONE);
+        for (index, (program, helper)) in [
+            (PROG_SOCK_ADDR, SET_RETVAL),
+            (PROG_SOCK_OPS, GET_NETNS_COOKIE),
+            (PROG_CGROUP_SKB, GET_NETNS_COOKIE),
+            (PROG_SOCK_ADDR, SKC_TO_MPTCP_SOCK),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut expected = [true; 4];
+            expected[index] = false;
+            assert_eq!(flags(detect_without(program, helper)), expected, "{program}: {helper}");
+        }
+        let unread = detect_without(PROG_SOCK_OPS, PROBE_READ_KERNEL);
+        assert_eq!(unread.v6_only, SocketBit::default());
+        for helper in [GET_CURRENT_TASK, PROBE_READ_KERNEL] {
+            let unread = detect_without(PROG_SOCK_ADDR, helper);
+            assert_eq!(unread.kernel_thread, TaskFlag::default(), "{helper}");
+        }
     }
 }

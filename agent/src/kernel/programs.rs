@@ -568,13 +568,15 @@ pub fn embedded_object() -> &'static [u8] {
 /// Opens an object with its maps and loads none of its programs, for tests that load each by itself. `object` must be
 /// aligned to 8 bytes.
 ///
-/// `log` is the level of the verifier's log for a program that the kernel refuses.
+/// The programs are those for a kernel with these features. `log` is the level of the verifier's log for a program that
+/// the kernel refuses.
 pub fn open_unloaded(
     object: &[u8],
     paths: &AgentPaths,
+    features: VerifierFeatures,
     log: VerifierLogLevel,
 ) -> Result<Ebpf, EbpfProgramsError> {
-    open_object(object, paths, VerifierFeatures::detect(), log).map(|opened| opened.ebpf)
+    open_object(object, paths, features, log).map(|opened| opened.ebpf)
 }
 
 /// Returns the path of the map that the activator puts its one listener for all services' ports into, where maps have
