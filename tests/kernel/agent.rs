@@ -35,6 +35,7 @@ use common::{
     },
 };
 use datapath::abi;
+use nix::time::{ClockId, clock_gettime};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
@@ -375,6 +376,13 @@ impl AgentFixture {
         }
     }
 
+    /// Waits until the agent has read the pod's usage this time from now. Until then its loop has run, and made the
+    /// checks of a fixed period. On a busy machine a pause of the test would not prove that.
+    fn wait_read_after(&mut self, time: Duration) {
+        let after_ns = (monotonic_now() + time).as_nanos() as u64;
+        self.wait_usage("a later reading", |sample| sample.read_at_ns > after_ns);
+    }
+
     /// Sends one request from the node's namespace and returns the status line of the response.
     fn get_status_line(&self) -> String {
         let node =
@@ -448,6 +456,11 @@ impl AgentFixture {
         let pins = self.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
         KernelMaps::open(&pins).and_then(|maps| maps.pods()).expect("pinned maps")
     }
+}
+
+/// Returns the time by the clock of the kernel's events and the agent's reports.
+fn monotonic_now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
 }
 
 impl Drop for AgentFixture {

@@ -220,6 +220,7 @@ fn requests_split_at_any_byte_are_counted_once() {
     for cut in 1..request.len() {
         let mut stream = fixture.connect();
         stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        // So that the server reads the parts one by one, if the machine is not busy.
         thread::sleep(Duration::from_millis(1));
         stream.write_all(&request.as_bytes()[cut..]).unwrap();
         read_until(&mut stream, "\r\n0\r\nTrailer: x\r\n\r\n");
@@ -423,6 +424,7 @@ fn requests_on_a_deferred_listener_are_counted() {
     for cut in [1, 20, 200, long_request.len()] {
         let mut stream = connect_from(&client.netns, &pod.ipv4());
         stream.write_all(&long_request.as_bytes()[..cut]).unwrap();
+        // So that nginx accepts the connection with the first part alone, if the machine is not busy.
         thread::sleep(Duration::from_millis(20));
         stream.write_all(&long_request.as_bytes()[cut..]).unwrap();
         read_until(&mut stream, "hello");

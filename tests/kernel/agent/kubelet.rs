@@ -1,13 +1,11 @@
 //! Shell: the agent beside a kubelet: terminating pods, cgroups that come and go, pods of other nodes.
 
-use nix::time::{ClockId, clock_gettime};
-
 use super::*;
 
-/// Time by the clock of the kernel's events and the agent's reports.
-fn monotonic_now() -> Duration {
-    clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has it").into()
-}
+/// ClusterIP of another service than that of the tests' pod.
+const OTHER_CLUSTER_IP: &str = "10.96.0.8";
+/// Address of the only pod of that service, in the node's own namespace.
+const OTHER_POD_ADDRESS: &str = "10.77.0.1:8081";
 
 /// Number of pods that connects are led to; `None` before the agent has written frontends.
 fn used_pod_count(pins: &Path) -> Option<usize> {
@@ -27,6 +25,44 @@ fn accepted_connections(fixture: &AgentFixture) -> u64 {
     let mut named_values = names.zip(values);
     let (_, value) = named_values.find(|(name, _)| *name == "PassiveOpens").expect("it is there");
     value.parse().expect("a number")
+}
+
+/// Returns true once the pod's process listens. A connect would tell as well, but count as an accepted one.
+fn is_listening(fixture: &AgentFixture) -> bool {
+    let pod = NetworkNamespace::open(format!("/run/netns/{}-p", fixture.name)).expect("it exists");
+    let read = || fs::read_to_string("/proc/thread-self/net/tcp");
+    let sockets = pod.run_inside("list sockets", read).expect("readable");
+    // Own address and port 8080, no peer, state LISTEN.
+    sockets.contains(" 00000000:1F90 00000000:0000 0A ")
+}
+
+impl AgentFixture {
+    /// Adds another service on the direct path, with a ready pod of another node.
+    fn add_other_service(&self) {
+        let name = NamespacedName::new("default", "other");
+        let revision = NamespacedName::new("default", "other-00001");
+        let service = ServiceEntry {
+            addresses: vec![OTHER_CLUSTER_IP.parse().expect("an address")],
+            activator_port: NonZeroU16::new(20_001).expect("not zero"),
+            ..fixtures::service(&name, &revision)
+        };
+        let address = OTHER_POD_ADDRESS.parse().expect("an address");
+        let pod = PodEntry {
+            node: "n2".into(),
+            ..fixtures::pod_at("uid-other", &revision, RoutingPhase::Ready, address)
+        };
+        let entry = fixtures::revision(&revision, "other");
+        self.routes.set(RouteKey::Service(name), RouteChange::Service(service));
+        self.routes.set(RouteKey::Revision(revision), RouteChange::Revision(entry));
+        self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
+    }
+
+    /// Connects to a ClusterIP from the pod's namespace, with any result.
+    fn try_connect(&self, cluster_ip: &str) {
+        let mut client = self.pod_command("connect");
+        let ended = client.env(ROLE_INPUT_VARIABLE, cluster_ip).stdin(Stdio::null()).output();
+        ended.expect("a client");
+    }
 }
 
 #[test]
@@ -62,10 +98,7 @@ fn the_kubelet_waits_until_a_pod_has_answered_its_last_request() {
         fixture.wait_pod("the kubelet's request", |pod| !pod.ready);
         fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
         // By then an idle pod's kubelet would have its response, even without a controller that drains the pod (3 s).
-        let after_ns = monotonic_now() + Duration::from_secs(5);
-        fixture.wait_usage("the agent looks again by then", |sample| {
-            sample.read_at_ns > after_ns.as_nanos() as u64
-        });
+        fixture.wait_read_after(Duration::from_secs(5));
         assert!(!waiting.is_finished(), "a request is in flight");
         drop(request);
         let response = waiting.join().expect("no panic");
@@ -172,13 +205,17 @@ fn the_pods_cgroup_is_waited_for_and_followed_when_it_is_recreated() {
 fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     let mut fixture = AgentFixture::new("reach");
     fixture.add_direct_service();
-    // No process listens there, but connects to the service are led to it.
+    fixture.add_other_service();
+    // No process listens there, but connects to the services are led to it.
     let activator = fixtures::activator("activator", vec![[10, 77, 0, 2].into()]);
     let key = RouteKey::Activator(activator.name.clone());
     fixture.routes.set(key, RouteChange::Activator(activator));
     fixture.set_pod_on_node("n2", RoutingPhase::Ready);
     fixture.start_agent();
     fixture.start_pod();
+    let node = NetworkNamespace::open(format!("/run/netns/{}-n", fixture.name)).expect("it exists");
+    let other_pod = node.run_inside("listen", || TcpListener::bind(OTHER_POD_ADDRESS));
+    let _other_pod = other_pod.expect("a free port");
     let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
     let backend_count = || used_pod_count(&pins);
     while backend_count().is_none() {
@@ -187,13 +224,18 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     assert_eq!(backend_count(), Some(0), "this node knows no listener there");
     let known_since = Instant::now();
     fixture.send_to_pod("listen");
-    thread::sleep(Duration::from_millis(300));
-    assert_eq!(accepted_connections(&fixture), 0, "no client of this node needs the pod");
-    let mut client = fixture.pod_command("connect");
-    let connected = client.env(ROLE_INPUT_VARIABLE, "10.96.0.7").stdin(Stdio::null()).output();
-    connected.expect("a client");
-    let is_early = known_since.elapsed() < Duration::from_secs(5);
+    while !is_listening(&fixture) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // One look at the clients answers for both pods: it probes the one that has a client, and not this one.
+    fixture.try_connect(OTHER_CLUSTER_IP);
     while backend_count() == Some(0) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(accepted_connections(&fixture), 0, "no client of this node needs the pod");
+    fixture.try_connect("10.96.0.7");
+    let is_early = known_since.elapsed() < Duration::from_secs(5);
+    while backend_count() != Some(2) {
         thread::sleep(Duration::from_millis(10));
     }
     // From 10 s on the pod may be used without a probe.
@@ -203,10 +245,10 @@ fn a_pod_of_another_node_takes_connects_once_this_node_has_reached_it() {
     fixture.send_to_pod("close");
     fixture.start_agent();
     while !fixture.get_page("n", "127.0.0.1:7104", "/readyz").starts_with("HTTP/1.1 200") {
-        assert_eq!(backend_count(), Some(1));
+        assert_eq!(backend_count(), Some(2));
         thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(backend_count(), Some(1));
+    assert_eq!(backend_count(), Some(2));
 }
 
 /// Without an activator, no connect to a service without a usable pod is recorded.

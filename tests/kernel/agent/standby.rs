@@ -117,11 +117,11 @@ impl AgentFixture {
         }
     }
 
-    /// Returns the metric that begins with `line`, once it has not changed for a second.
-    fn steady_metric(&self, line: &str) -> u64 {
+    /// Returns the metric that begins with `line`, once it has not changed for a second of the agent.
+    fn steady_metric(&mut self, line: &str) -> u64 {
         let (mut last, deadline) = (self.metric_count(line), Instant::now() + WAIT_TIMEOUT);
         loop {
-            thread::sleep(Duration::from_secs(1));
+            self.wait_read_after(Duration::from_secs(1));
             let now = self.metric_count(line);
             if now == last {
                 return now;
@@ -288,8 +288,8 @@ fn a_connection_that_does_not_count_thaws_the_pod_while_it_is_open() {
     send_and_measure(&mut stream, "/quick");
     fixture.wait_metric(&by_probe, before + 1);
     fixture.wait_standby(false);
-    // Time for some readings, each of which shows that the connection is still open.
-    thread::sleep(Duration::from_secs(3));
+    // Meanwhile the agent reads what uses the pod once a second: the connection is still open.
+    fixture.wait_read_after(Duration::from_secs(3));
     assert!(!fixture.is_cgroup_frozen());
     send_and_measure(&mut stream, "/quick");
     assert_eq!(fixture.metric_count(&by_probe), before + 1);
@@ -365,8 +365,8 @@ fn the_agents_own_probes_leave_a_frozen_pod_alone() {
         let by_other = fixture.metric_count(&thaws("other"));
         // The result of a probe from before the freeze may come late.
         let passed = fixture.steady_metric(PROBES_PASSED);
-        // Time for many probes, as the period is short.
-        thread::sleep(Duration::from_secs(2));
+        // By then the agent would have made many probes, as the period is short.
+        fixture.wait_read_after(Duration::from_secs(2));
         let passed_now = fixture.metric_count(PROBES_PASSED);
         let is_frozen = fixture.metric_count(&thaws("other")) == by_other;
         assert!(!is_frozen || passed_now == passed, "{passed}, then {passed_now}");

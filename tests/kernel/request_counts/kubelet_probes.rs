@@ -72,6 +72,7 @@ fn a_request_from_the_node_counts_however_it_is_cut() {
     for cut in 1..request.len() {
         let mut stream = connect_from(&node, &fixture.pod.ipv4());
         stream.write_all(&request.as_bytes()[..cut]).unwrap();
+        // So that the server reads the parts one by one, if the machine is not busy.
         thread::sleep(Duration::from_millis(1));
         stream.write_all(&request.as_bytes()[cut..]).unwrap();
         read_until(&mut stream, "xxxxx");
