@@ -296,8 +296,8 @@ async fn leave_clients_alone(
     shutdown: &CancellationToken,
 ) -> Result<(), KernelMapError> {
     let (clients, cookies) = (paths.clients.clone(), NetnsCookies::new(paths));
-    let meshed =
-        MeshedNamespaceTask::new(clients, cookies, maps.meshed_namespaces()?, metrics.clone());
+    let entries = maps.meshed_namespaces()?;
+    let meshed = MeshedNamespaceTask::new(clients, cookies, entries, metrics.clone())?;
     maps.leave_kernel_threads(config.leaves_clients_alone());
     if config.leaves_clients_alone() {
         tasks.spawn(meshed.scan_once().await.run(shutdown.clone()));

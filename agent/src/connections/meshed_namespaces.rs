@@ -38,45 +38,70 @@ struct SeenNamespace {
 
 /// Namespaces that the latest scan has found.
 #[derive(Debug, Default)]
-struct SeenNamespaces(BTreeMap<NamespaceIdentity, SeenNamespace>);
+struct SeenNamespaces {
+    seen: BTreeMap<NamespaceIdentity, SeenNamespace>,
+    /// Cookies of meshed namespaces that an earlier agent has found, until a scan has read all namespaces.
+    earlier: BTreeSet<u64>,
+}
 
 impl SeenNamespaces {
-    /// Returns those of the present namespaces that are to be looked at, and forgets all that are not present.
+    /// Starts with the cookies of the meshed namespaces that an earlier agent has found.
+    fn new(earlier: BTreeSet<u64>) -> Self {
+        Self { seen: BTreeMap::new(), earlier }
+    }
+
+    /// Returns those of the present namespaces that are to be looked at, and forgets all that are not present. The
+    /// processes `unknown` may be in any namespace, so those that they were first in stay.
     fn due(
         &mut self,
         now: Instant,
         present: &BTreeSet<NamespaceIdentity>,
+        unknown: &BTreeSet<u32>,
     ) -> Vec<NamespaceIdentity> {
-        self.0.retain(|identity, _| present.contains(identity));
+        let may_be_present =
+            |it: &NamespaceIdentity| present.contains(it) || unknown.contains(&it.pid);
+        self.seen.retain(|identity, _| may_be_present(identity));
         let is_due =
-            |it: &&NamespaceIdentity| self.0.get(*it).is_none_or(|seen| now >= seen.next_look);
+            |it: &&NamespaceIdentity| self.seen.get(*it).is_none_or(|seen| now >= seen.next_look);
         present.iter().filter(is_due).copied().collect()
     }
 
     /// Records a look at a namespace: its cookie, if it is meshed.
     fn record(&mut self, now: Instant, identity: NamespaceIdentity, meshed_cookie: Option<u64>) {
-        let first_look = self.0.get(&identity).map_or(now, |it| it.first_look);
+        let first_look = self.seen.get(&identity).map_or(now, |it| it.first_look);
         let is_new = meshed_cookie.is_none() && now < first_look + NEW_FOR;
         let next_look = if is_new { now } else { now + LOOK_PERIOD };
-        self.0.insert(identity, SeenNamespace { first_look, next_look, meshed_cookie });
+        self.seen.insert(identity, SeenNamespace { first_look, next_look, meshed_cookie });
     }
 
     /// Records a look that has failed. What the look before has found stays: a kernel without netfilter refuses each
     /// look.
     fn record_failure(&mut self, now: Instant, identity: NamespaceIdentity) {
-        let known = self.0.get(&identity).and_then(|it| it.meshed_cookie);
+        let known = self.seen.get(&identity).and_then(|it| it.meshed_cookie);
         self.record(now, identity, known);
+    }
+
+    /// Records the end of a scan; `is_complete` is true if no look and no read has failed. Then what an earlier agent has
+    /// found was found again, or is gone.
+    fn finish_scan(&mut self, is_complete: bool) {
+        if is_complete {
+            self.earlier.clear();
+        }
     }
 
     /// Returns the cookies of the meshed namespaces.
     fn meshed_cookies(&self) -> BTreeSet<u64> {
-        self.0.values().filter_map(|it| it.meshed_cookie).collect()
+        let seen = self.seen.values().filter_map(|it| it.meshed_cookie);
+        seen.chain(self.earlier.iter().copied()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Processes whose namespaces are not known, in most tests.
+    const NONE: BTreeSet<u32> = BTreeSet::new();
 
     fn identity(inode: u64, pid: u32) -> NamespaceIdentity {
         NamespaceIdentity { inode, pid }
@@ -89,7 +114,7 @@ mod tests {
         let mut looks = Vec::new();
         for second in 0..=180 {
             let now = start + Duration::from_secs(second);
-            for identity in seen.due(now, &present) {
+            for identity in seen.due(now, &present, &NONE) {
                 seen.record(now, identity, None);
                 looks.push(second);
             }
@@ -101,12 +126,12 @@ mod tests {
     fn a_meshed_namespace_stays_so_until_a_look_finds_no_rules() {
         let (start, pod) = (Instant::now(), identity(1, 10));
         let (mut seen, present) = (SeenNamespaces::default(), BTreeSet::from([pod]));
-        assert_eq!(seen.due(start, &present), [pod]);
+        assert_eq!(seen.due(start, &present, &NONE), [pod]);
         seen.record(start, pod, Some(7));
-        assert_eq!(seen.due(start + Duration::from_secs(1), &present), []);
+        assert_eq!(seen.due(start + Duration::from_secs(1), &present, &NONE), []);
         assert_eq!(seen.meshed_cookies(), [7].into());
         let later = start + LOOK_PERIOD;
-        assert_eq!(seen.due(later, &present), [pod]);
+        assert_eq!(seen.due(later, &present, &NONE), [pod]);
         seen.record(later, pod, None);
         assert_eq!(seen.meshed_cookies(), BTreeSet::new());
     }
@@ -118,11 +143,35 @@ mod tests {
         seen.record(start, meshed, Some(7));
         seen.record_failure(start, other);
         let later = start + NEW_FOR;
-        for identity in seen.due(later, &present) {
+        for identity in seen.due(later, &present, &NONE) {
             seen.record_failure(later, identity);
         }
         assert_eq!(seen.meshed_cookies(), [7].into());
-        assert_eq!(seen.due(later + Duration::from_secs(1), &present), []);
+        assert_eq!(seen.due(later + Duration::from_secs(1), &present, &NONE), []);
+    }
+
+    #[test]
+    fn what_an_earlier_agent_has_found_stays_until_a_scan_has_read_all_namespaces() {
+        let (now, pod) = (Instant::now(), identity(1, 10));
+        let mut seen = SeenNamespaces::new([7, 8].into());
+        seen.finish_scan(false);
+        assert_eq!(seen.meshed_cookies(), [7, 8].into(), "no look at them has succeeded");
+        seen.record(now, pod, Some(7));
+        seen.finish_scan(true);
+        assert_eq!(seen.meshed_cookies(), [7].into());
+    }
+
+    #[test]
+    fn a_namespace_whose_process_cannot_be_read_stays_as_it_was() {
+        let (start, pod, other) = (Instant::now(), identity(1, 10), identity(2, 20));
+        let mut seen = SeenNamespaces::default();
+        seen.record(start, pod, Some(7));
+        seen.record(start, other, Some(8));
+        // The next scan reads neither of them, and knows that the second one has ended.
+        assert_eq!(seen.due(start, &BTreeSet::new(), &[10].into()), []);
+        assert_eq!(seen.meshed_cookies(), [7].into());
+        assert_eq!(seen.due(start, &[pod].into(), &NONE), [], "its next look is not due");
+        assert_eq!(seen.meshed_cookies(), [7].into());
     }
 
     #[test]
@@ -130,7 +179,7 @@ mod tests {
         let (now, earlier, next) = (Instant::now(), identity(1, 10), identity(1, 11));
         let mut seen = SeenNamespaces::default();
         seen.record(now, earlier, Some(7));
-        assert_eq!(seen.due(now, &[next].into()), [next]);
+        assert_eq!(seen.due(now, &[next].into(), &NONE), [next]);
         assert_eq!(seen.meshed_cookies(), BTreeSet::new(), "the earlier one is gone");
     }
 }

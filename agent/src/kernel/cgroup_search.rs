@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tracing::warn;
+
 use crate::kernel::cgroups::{self, PodsCgroupError};
 
 /// Greatest depth below the mount at which the directory of a kubelet's pods is searched: with `cgroupRoot: /a/b` in
@@ -110,9 +112,12 @@ fn collect_pods(dir: &Path, depth: usize, pods: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the directories directly below `dir`; none if it is gone or cannot be read.
+/// Returns the directories directly below `dir`; none if it is gone or cannot be read, which is logged.
 pub(crate) fn subdirectories(dir: &Path) -> Vec<PathBuf> {
-    try_subdirectories(dir).unwrap_or_default()
+    try_subdirectories(dir).unwrap_or_else(|error| {
+        warn!(dir = %dir.display(), %error, "cannot list a directory of cgroups");
+        Vec::new()
+    })
 }
 
 /// Returns the directories directly below `dir`; none if it is gone. Returns an error if it cannot be read.

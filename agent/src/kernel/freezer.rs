@@ -84,10 +84,16 @@ fn parse_state(text: &str) -> CgroupState {
     CgroupState { is_populated: is_set("populated"), is_frozen: is_set("frozen") }
 }
 
-/// Finds the pods below `root` that were requested to freeze, also those whose freeze is still under way.
+/// Finds the pods below `root` that were requested to freeze, also those whose freeze is still under way. A pod of which
+/// this cannot be read is one of them: in doubt, a pod runs.
 fn find_requested_freezes(root: &Path) -> Vec<PathBuf> {
-    let is_requested = |pod: &PathBuf| {
-        fs::read_to_string(pod.join(FREEZE_FILE)).is_ok_and(|requested| requested.trim() == "1")
+    let is_requested = |pod: &PathBuf| match none_if_removed(fs::read(pod.join(FREEZE_FILE))) {
+        Ok(Some(requested)) => requested.trim_ascii() == b"1",
+        Ok(None) => false,
+        Err(error) => {
+            warn!(cgroup = %pod.display(), %error, "cannot read if a pod is frozen");
+            true
+        }
     };
     pod_directories(root).into_iter().filter(is_requested).collect()
 }
@@ -207,6 +213,18 @@ mod tests {
         assert!(frozen.iter().all(|pod| requested(pod).starts_with('0')));
         assert!(requested(&running).starts_with('0'));
         assert!([container, foreign].iter().all(|pod| requested(pod).starts_with('1')));
+        fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[test]
+    fn a_pod_whose_last_request_cannot_be_read_is_thawed_too() {
+        let root = root("unread");
+        // No request can be read from a folder.
+        let unread = root.join("podunread");
+        fs::create_dir_all(unread.join(FREEZE_FILE)).expect("a folder");
+        // The kernel has no freezer, or the pod has just gone.
+        fs::create_dir_all(root.join("podwithout")).expect("a folder");
+        assert_eq!(find_requested_freezes(&root), [unread]);
         fs::remove_dir_all(root).expect("removed");
     }
 

@@ -176,6 +176,8 @@ pub enum PositionOutcome {
     NotReached,
     /// The connection has been used since, or is closing.
     Passed,
+    /// The attempt has failed, so nothing is known of the connection.
+    Failed,
 }
 
 impl std::ops::AddAssign for CloseCounts {

@@ -9,6 +9,7 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
     fs, io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     path::{Path, PathBuf},
@@ -31,7 +32,7 @@ use self::searched_pod::{
     HOST_NAMESPACE_SEARCHES_MAX, MissingNamespace, PodServerRule, SEARCH_WAIT_MAX, SEARCH_WAIT_MIN,
     SLOW_SEARCH_WAIT, SearchedPod,
 };
-use super::namespace::{self, NetworkNamespace};
+use super::namespace::{self, NetworkNamespace, is_process_ended};
 use crate::{
     clock::monotonic_ns,
     incompatible::{self, Incompatibility},
@@ -504,16 +505,7 @@ impl PodFinder {
         let namespace = self.open_namespace(uid);
         let result = match &namespace {
             Err(missing) => Err(*missing),
-            Ok(namespace) => match namespace.read_facts(&self.config.cookies) {
-                Ok(facts) => Ok(NamespaceFacts {
-                    incompatibility: self.detect_sandbox(uid).or(facts.incompatibility),
-                    ..facts
-                }),
-                Err(error) => {
-                    debug!(uid, error = %common::link::error_chain(&error), "cannot inspect namespace");
-                    Err(MissingNamespace::NotReady)
-                }
-            },
+            Ok(namespace) => self.read_facts(uid, namespace),
         };
         let Some(wanted) = self.wanted.get_mut(uid) else { return };
         // Only the search for a pod that was not found, or a report of inotify, is worth a log entry.
@@ -551,15 +543,35 @@ impl PodFinder {
         }
     }
 
-    /// Returns the incompatible sandbox that a pod's processes run in.
-    fn detect_sandbox(&self, uid: &str) -> Option<Incompatibility> {
-        let read = |pid: u32, file: &str| {
-            fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+    /// Reads the facts of a pod's namespace, and of the sandbox that its processes may run in. What cannot be read is
+    /// not ready, and searched again.
+    fn read_facts(
+        &self,
+        uid: &str,
+        namespace: &NetworkNamespace,
+    ) -> Result<NamespaceFacts, MissingNamespace> {
+        let not_ready = |error: &dyn Error| {
+            debug!(uid, error = %common::link::error_chain(error), "cannot inspect namespace");
+            MissingNamespace::NotReady
         };
-        processes(self.pod_directories.get(uid)?).ok()?.into_iter().find_map(|pid| {
-            let command = read(pid, "cmdline");
-            incompatible::detect_sandbox(read(pid, "comm").trim_end(), command.split('\0').next()?)
-        })
+        let facts = namespace.read_facts(&self.config.cookies).map_err(|it| not_ready(&it))?;
+        // Taken for none, a pod in a sandbox would be served as one that is counted.
+        let sandbox = self.detect_sandbox(uid).map_err(|it| not_ready(&it))?;
+        Ok(NamespaceFacts { incompatibility: sandbox.or(facts.incompatibility), ..facts })
+    }
+
+    /// Returns the incompatible sandbox that a pod's processes run in.
+    fn detect_sandbox(&self, uid: &str) -> io::Result<Option<Incompatibility>> {
+        let Some(dir) = self.pod_directories.get(uid) else { return Ok(None) };
+        for pid in processes(dir)? {
+            let (name, command) =
+                (read_process_file(pid, "comm")?, read_process_file(pid, "cmdline")?);
+            let program = command.split('\0').next().unwrap_or_default();
+            if let Some(sandbox) = incompatible::detect_sandbox(name.trim_end(), program) {
+                return Ok(Some(sandbox));
+            }
+        }
+        Ok(None)
     }
 
     /// Watches `cgroup.events`, by which inotify reports the pod's first process and the end of its last.
@@ -651,9 +663,29 @@ impl PodFinder {
     }
 }
 
+/// Reads a file of a process; an empty text if the process has ended, or may not be inspected.
+fn read_process_file(pid: u32, file: &str) -> io::Result<String> {
+    match fs::read(format!("/proc/{pid}/{file}")) {
+        // A command line may be any bytes.
+        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+        Err(error) if is_process_ended(&error) => Ok(String::new()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_a_process_that_cannot_be_read_is_not_taken_for_an_empty_one() {
+        let own = std::process::id();
+        assert_ne!(read_process_file(own, "comm").expect("readable"), "");
+        assert_eq!(read_process_file(u32::MAX, "comm").expect("no such process"), "");
+        // No text can be read from a folder.
+        assert!(read_process_file(own, "task").is_err());
+    }
 
     #[test]
     fn the_error_of_a_node_without_a_free_inotify_instance_names_the_setting() {

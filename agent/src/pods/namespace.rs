@@ -62,13 +62,16 @@ impl NamespaceError {
     /// Returns true if the namespace's process has ended.
     pub(crate) fn is_process_ended(&self) -> bool {
         match self {
-            Self::Open { source, .. } => {
-                source.kind() == io::ErrorKind::NotFound
-                    || source.raw_os_error() == Some(Errno::ESRCH as i32)
-            }
+            Self::Open { source, .. } => is_process_ended(source),
             Self::Enter { .. } | Self::Job { .. } => false,
         }
     }
+}
+
+/// Returns true if this error of an access to a process's files in `/proc` means that the process has ended. After any
+/// other one, such as that of a missing file descriptor, nothing is known of the process.
+pub(crate) fn is_process_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::ESRCH as i32)
 }
 
 /// A network namespace, kept alive while this value exists. Drop it after one query: the pod's interfaces stay as long
@@ -180,8 +183,17 @@ const IPVS_INTERFACE: &str = "kube-ipvs0";
 /// Returns the global addresses of the namespace that the calling thread is in, without those that kube-proxy has given
 /// it for Services.
 pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
-    let of_services = nix::net::if_::if_nametoindex(IPVS_INTERFACE).ok();
+    let of_services = index_if_present(nix::net::if_::if_nametoindex(IPVS_INTERFACE))?;
     list_addresses(&NetlinkSocket::open(NETLINK_ROUTE)?, of_services)
+}
+
+/// Returns the index of an interface that was looked up by its name; `None` if there is no such interface.
+fn index_if_present(index: nix::Result<u32>) -> io::Result<Option<u32>> {
+    match index {
+        Ok(index) => Ok(Some(index)),
+        Err(Errno::ENODEV) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Returns true if a namespace is mounted at `path`.
@@ -226,4 +238,29 @@ fn global_address(message: &AddressMessage) -> Option<IpAddr> {
         _ => None,
     });
     (message.header.scope == AddressScope::Universe).then_some(local.or(plain)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_some_errors_mean_that_a_process_has_ended() {
+        let is_ended = |errno: Errno| {
+            let source = io::Error::from(errno);
+            NamespaceError::Open { path: PathBuf::new(), source }.is_process_ended()
+        };
+        assert!(is_ended(Errno::ENOENT) && is_ended(Errno::ESRCH));
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EACCES] {
+            assert!(!is_ended(errno), "{errno}");
+        }
+    }
+
+    #[test]
+    fn an_interface_that_cannot_be_looked_up_is_not_taken_for_a_missing_one() {
+        assert_eq!(index_if_present(Ok(7)).expect("it is there"), Some(7));
+        assert_eq!(index_if_present(Err(Errno::ENODEV)).expect("known"), None);
+        let error = index_if_present(Err(Errno::EMFILE)).expect_err("without a socket");
+        assert_eq!(error.raw_os_error(), Some(Errno::EMFILE as i32));
+    }
 }

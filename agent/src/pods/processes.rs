@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::namespace::{self, NamespaceError, NetworkNamespace};
+use super::namespace::{self, NamespaceError, NetworkNamespace, is_process_ended};
 use crate::kernel::{
     cgroup_search::{none_if_removed, try_subdirectories},
     cgroups::is_runtime_monitor,
@@ -29,42 +29,76 @@ pub(crate) fn processes(dir: &Path) -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// Returns the processes in the cgroup `dir` and below by the inode of their network namespace, in ascending order.
-/// Returns an error like [`processes`].
-pub(crate) fn processes_by_namespace(dir: &Path) -> io::Result<BTreeMap<u64, Vec<u32>>> {
-    let mut namespaces = BTreeMap::<u64, Vec<u32>>::new();
-    for pid in processes(dir)? {
-        // The process may have ended.
-        let Ok(inode) = namespace::inode(&namespace_path(pid)) else { continue };
-        namespaces.entry(inode).or_default().push(pid);
+/// Processes of a cgroup by their network namespaces.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessesByNamespace {
+    /// Processes by the inode of their namespace, in ascending order.
+    pub(crate) known: BTreeMap<u64, Vec<u32>>,
+    /// Processes whose namespace cannot be read, with the reason. They may be in any namespace.
+    pub(crate) unknown: BTreeMap<u32, NamespaceError>,
+}
+
+impl ProcessesByNamespace {
+    /// Sorts processes by the inodes of their namespaces. Those that have ended are left out.
+    fn sort(pids: Vec<u32>, inode_of: impl Fn(&Path) -> io::Result<u64>) -> Self {
+        let mut all = Self::default();
+        for pid in pids {
+            let path = namespace_path(pid);
+            match inode_of(&path) {
+                Ok(inode) => all.known.entry(inode).or_default().push(pid),
+                Err(error) if is_process_ended(&error) => {}
+                Err(source) => {
+                    all.unknown.insert(pid, NamespaceError::Open { path, source });
+                }
+            }
+        }
+        all.known.values_mut().for_each(|pids| pids.sort_unstable());
+        all
     }
-    namespaces.values_mut().for_each(|pids| pids.sort_unstable());
-    Ok(namespaces)
+}
+
+/// Returns the processes in the cgroup `dir` and below by their network namespaces. Returns an error like
+/// [`processes`].
+pub(crate) fn processes_by_namespace(dir: &Path) -> io::Result<ProcessesByNamespace> {
+    Ok(ProcessesByNamespace::sort(processes(dir)?, namespace::inode))
 }
 
 /// Returns true if a pod has sessions: processes that are neither a container's first one nor descendants of it, as
 /// `kubectl exec` or an exec probe starts them. `pod` is the directory of the pod's cgroup.
 ///
 /// The runtime, which is outside of the pod, starts both first processes and sessions. So a container has one process
-/// with a parent outside of the pod, and more if it has sessions. Returns an error like [`processes`].
+/// with a parent outside of the pod, and more if it has sessions. Returns an error like [`processes`], also if a parent
+/// is not known.
 pub(crate) fn has_sessions(pod: &Path) -> io::Result<bool> {
     let own: BTreeSet<u32> = processes(pod)?.into_iter().collect();
     for container in try_subdirectories(pod)? {
         if container.file_name().is_some_and(is_runtime_monitor) {
             continue;
         }
-        let parents = processes(&container)?.into_iter().filter_map(parent_of);
-        // A process that has ended meanwhile has no parent, and is no session any more.
-        if parents.filter(|parent| !own.contains(parent)).count() > 1 {
+        let mut from_outside = 0;
+        for pid in processes(&container)? {
+            // A process that has ended meanwhile has no parent, and is no session any more.
+            let parent = parent_in(fs::read(format!("/proc/{pid}/stat")))?;
+            from_outside += u32::from(parent.is_some_and(|parent| !own.contains(&parent)));
+        }
+        if from_outside > 1 {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Returns the parent of a process; `None` if the process has ended.
-fn parent_of(pid: u32) -> Option<u32> {
-    parse_parent(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// Returns the parent that a read of a process's `/proc/PID/stat` tells; `None` if the process has ended.
+fn parent_in(stat: io::Result<Vec<u8>>) -> io::Result<Option<u32>> {
+    match stat {
+        // The name may be any bytes.
+        Ok(stat) => match parse_parent(&String::from_utf8_lossy(&stat)) {
+            Some(parent) => Ok(Some(parent)),
+            None => Err(io::ErrorKind::InvalidData.into()),
+        },
+        Err(error) if is_process_ended(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Parses the parent in the text of a `/proc/PID/stat` (proc_pid_stat(5)): the second field behind the name, which is
@@ -74,17 +108,10 @@ fn parse_parent(stat: &str) -> Option<u32> {
     fields.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Opens the network namespace of the first of these processes that still runs. `None` if none can be opened.
-pub(crate) fn open_namespace_of(pids: &[u32]) -> Option<NetworkNamespace> {
-    try_open_namespace_of(pids).ok().flatten()
-}
-
 /// Opens the network namespace of the first of these processes that still runs. `None` if all have ended.
 ///
 /// Returns an error if none can be opened, but one may still run, as without a free file descriptor.
-pub(crate) fn try_open_namespace_of(
-    pids: &[u32],
-) -> Result<Option<NetworkNamespace>, NamespaceError> {
+pub(crate) fn open_namespace_of(pids: &[u32]) -> Result<Option<NetworkNamespace>, NamespaceError> {
     let mut failure = None;
     for &pid in pids {
         match NetworkNamespace::open(namespace_path(pid)) {
@@ -136,10 +163,33 @@ mod tests {
     }
 
     #[test]
+    fn a_process_whose_namespace_cannot_be_read_is_not_taken_for_one_that_has_ended() {
+        let inode_of = |path: &Path| match path.to_str() {
+            Some("/proc/8/ns/net") => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+            Some("/proc/9/ns/net") => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            _ => Ok(1),
+        };
+        let all = ProcessesByNamespace::sort(vec![7, 8, 9, 6], inode_of);
+        assert_eq!(all.known, BTreeMap::from([(1, vec![6, 7])]));
+        assert_eq!(all.unknown.into_keys().collect::<Vec<_>>(), [8]);
+    }
+
+    #[test]
     fn a_parent_is_read_behind_any_name() {
         assert_eq!(parse_parent("7 (sh) S 5 7 7 0 -1"), Some(5));
         assert_eq!(parse_parent("7 (a) R 9 (b)) S 5 7 7 0 -1"), Some(5));
         assert_eq!(parse_parent("7 (sh"), None);
+    }
+
+    /// A process without a parent is no session, and a pod without sessions may freeze.
+    #[test]
+    fn a_parent_that_cannot_be_read_is_not_taken_for_none() {
+        let failed = |errno| parent_in(Err(io::Error::from_raw_os_error(errno)));
+        assert_eq!(parent_in(Ok(b"7 (\xFF) S 5 7".to_vec())).expect("readable"), Some(5));
+        assert_eq!(failed(libc::ENOENT).expect("it has ended"), None);
+        assert_eq!(failed(libc::ESRCH).expect("it has ended"), None);
+        assert!(failed(libc::EMFILE).is_err());
+        assert!(parent_in(Ok(b"7 (sh".to_vec())).is_err());
     }
 
     #[test]
@@ -185,10 +235,10 @@ mod tests {
         fs::write(dir.join("cgroup.procs"), format!("{ENDED}\n{own}\n")).expect("a file");
         let inode = namespace::inode(&namespace_path(own)).expect("it runs");
         let found = processes_by_namespace(&dir).expect("readable");
-        assert_eq!(found, BTreeMap::from([(inode, vec![own])]));
-        assert!(open_namespace_of(&[ENDED, own]).is_some());
-        assert!(open_namespace_of(&[ENDED]).is_none());
-        assert!(matches!(try_open_namespace_of(&[ENDED]), Ok(None)));
+        assert_eq!(found.known, BTreeMap::from([(inode, vec![own])]));
+        assert!(found.unknown.is_empty(), "{found:?}");
+        assert!(matches!(open_namespace_of(&[ENDED, own]), Ok(Some(_))));
+        assert!(matches!(open_namespace_of(&[ENDED]), Ok(None)));
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

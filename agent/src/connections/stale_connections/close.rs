@@ -25,7 +25,7 @@ use crate::{
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
         namespace::{self, NamespaceError, NetworkNamespace},
-        processes::{open_namespace_of, processes_by_namespace, try_open_namespace_of},
+        processes::{ProcessesByNamespace, open_namespace_of, processes_by_namespace},
     },
 };
 
@@ -45,6 +45,8 @@ struct LastClientScan {
     connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
     /// Clients of these connections, by pod. Watches read them before each query, far more often than scans write them.
     clients: BTreeMap<SocketAddr, Vec<SocketAddr>>,
+    /// Processes of clients whose namespace could not be read, which was logged.
+    unknown: BTreeSet<u32>,
 }
 
 /// Processes in a client's namespace, and positions of its connections by the sockets' cookies.
@@ -185,18 +187,20 @@ impl StaleConnectionCloser {
         let Some(locked_closer) = &self.locked_closer else { return outcomes };
         let clients = lock(&self.last_scan).select_known(positions);
         for (pids, connections) in clients {
-            // Without a namespace its processes have ended, and their connections with them.
-            let Some(namespace) = open_namespace_of(&pids) else { continue };
             let sockets: Vec<(u64, IdlePosition)> =
                 connections.iter().map(|(cookie, (_, position))| (*cookie, *position)).collect();
             let mut closes = Vec::new();
             let close = || lock(locked_closer).close_at_positions(&sockets, &mut closes);
-            if let Err(error) = namespace.run_inside("close idle connections", close) {
-                warn!(error = %error_chain(&error), "cannot close idle connections");
+            let done = match open_namespace_of(&pids) {
+                Ok(Some(namespace)) => namespace.run_inside("close idle connections", close),
+                // Its processes have ended, and their connections with them.
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = &done {
+                warn!(error = %error_chain(error), "cannot close idle connections");
             }
-            let found = closes.into_iter();
-            outcomes
-                .extend(found.filter_map(|(cookie, it)| Some((connections.get(&cookie)?.0, it))));
+            outcomes.extend(position_outcomes(&connections, closes, done.is_err()));
         }
         outcomes
     }
@@ -219,11 +223,15 @@ impl StaleConnectionCloser {
             None
         });
         let is_full = all_clients.is_some();
+        let mut round = ClientScanRound::default();
         let targets: Vec<ClientScanTarget> = match all_clients {
-            Some(all) => all.into_iter().map(|pids| (pids, None)).collect(),
+            Some(all) => {
+                self.log_unknown(&all.unknown);
+                round.add_unknown(all.unknown.keys());
+                all.known.into_values().map(|pids| (pids, None)).collect()
+            }
             None => self.known_targets(),
         };
-        let mut round = ClientScanRound::default();
         for target in targets {
             // Taken before the scan: only of these can it say that they have closed.
             let known = target.1.iter().flatten().map(DiagConnection::cookie).collect();
@@ -241,6 +249,16 @@ impl StaleConnectionCloser {
             last_scan.record_known(cpu_time, &round.scanned, &left);
         }
         round.clients
+    }
+
+    /// Logs one of the processes whose namespace cannot be read, if the last scan has not found the same of it.
+    fn log_unknown(&self, unknown: &BTreeMap<u32, NamespaceError>) {
+        let mut last_scan = lock(&self.last_scan);
+        if let Some((_, error)) = unknown.iter().find(|(pid, _)| !last_scan.unknown.contains(*pid))
+        {
+            warn!(error = %error_chain(error), "cannot list stale connections of a client");
+        }
+        last_scan.unknown = unknown.keys().copied().collect();
     }
 
     /// Returns the connections to draining addresses that the last scan has found.
@@ -339,6 +357,11 @@ impl ClientScanRound {
             ClientScanOutcome::Failed(pids) => self.failed.extend(pids),
         }
     }
+
+    /// Adds processes whose namespace is not known: nothing new is known of the connections of their clients.
+    fn add_unknown<'a>(&mut self, pids: impl IntoIterator<Item = &'a u32>) {
+        self.failed.extend(pids);
+    }
 }
 
 /// A client's namespace, and its connections to draining addresses.
@@ -359,7 +382,7 @@ impl ScannedClient {
             warn!(error = %error_chain(error), "cannot list stale connections");
             ClientScanOutcome::Failed(pids)
         };
-        let namespace = match try_open_namespace_of(&pids) {
+        let namespace = match open_namespace_of(&pids) {
             Ok(Some(namespace)) => namespace,
             // If it has new processes, the next scan of all clients finds them.
             Ok(None) => return ClientScanOutcome::Ended,
@@ -425,6 +448,20 @@ fn refresh_connections(
     Ok(open)
 }
 
+/// Returns the outcome of each connection of a client that was found. After a failure also of the others: nothing is
+/// known of them.
+fn position_outcomes(
+    connections: &BTreeMap<u64, (ClientPodAddresses, IdlePosition)>,
+    found: Vec<(u64, PositionOutcome)>,
+    has_failed: bool,
+) -> BTreeMap<ClientPodAddresses, PositionOutcome> {
+    let all = connections.values().map(|(addresses, _)| (*addresses, PositionOutcome::Failed));
+    let found =
+        found.into_iter().filter_map(|(cookie, it)| Some((connections.get(&cookie)?.0, it)));
+    // In this order, as the last outcome of a connection counts.
+    all.filter(|_| has_failed).chain(found).collect()
+}
+
 fn connection_addresses(connection: &DiagConnection) -> ClientPodAddresses {
     (connection.canonical_local(), connection.canonical_peer())
 }
@@ -483,13 +520,15 @@ fn close_if_due(
     Ok(due)
 }
 
-/// Returns the processes in each network namespace except the agent's own.
-pub(in crate::connections) fn client_namespaces(clients: &Path) -> io::Result<Vec<Vec<u32>>> {
+/// Returns the processes in each network namespace except the agent's own. Returns an error if that is not known, as the
+/// connections in it must not be closed.
+pub(in crate::connections) fn client_namespaces(
+    clients: &Path,
+) -> io::Result<ProcessesByNamespace> {
+    let own_inode = namespace::inode(Path::new("/proc/thread-self/ns/net"))?;
     let mut namespaces = processes_by_namespace(clients)?;
-    if let Ok(own_inode) = namespace::inode(Path::new("/proc/thread-self/ns/net")) {
-        namespaces.remove(&own_inode);
-    }
-    Ok(namespaces.into_values().collect())
+    namespaces.known.remove(&own_inode);
+    Ok(namespaces)
 }
 
 #[cfg(test)]
@@ -537,6 +576,33 @@ mod tests {
         last.record_all(Duration::ZERO, &round.clients, &round.failed);
         assert_eq!(last.connections, connections[..1]);
         assert_eq!(last.stats.known_connections, 1);
+    }
+
+    #[test]
+    fn connections_of_a_client_whose_process_cannot_be_read_stay_known() {
+        let (local, peer) = (([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 80).into());
+        let connection = DiagConnection::listed(local, peer, TcpActivity::default());
+        let connections = vec![(vec![4], vec![connection.clone()]), (vec![2], vec![connection])];
+        let mut last =
+            LastClientScan { connections: connections.clone(), ..LastClientScan::default() };
+        let mut round = ClientScanRound::default();
+        round.add_unknown(&[4]);
+        last.record_all(Duration::ZERO, &round.clients, &round.failed);
+        assert_eq!(last.connections, connections[..1]);
+    }
+
+    #[test]
+    fn a_failed_attempt_tells_nothing_of_the_connections_that_it_did_not_come_to() {
+        let position = IdlePosition { client_seq: 7, pod_seq: 8 };
+        let pod = SocketAddr::from(([10, 0, 0, 2], 80));
+        let addresses = |port: u16| (SocketAddr::from(([10, 0, 0, 1], port)), pod);
+        let connections =
+            BTreeMap::from([(1, (addresses(1), position)), (2, (addresses(2), position))]);
+        let found = || vec![(1, PositionOutcome::Closed)];
+        let closed = (addresses(1), PositionOutcome::Closed);
+        assert_eq!(position_outcomes(&connections, found(), false), [closed].into());
+        let failed = (addresses(2), PositionOutcome::Failed);
+        assert_eq!(position_outcomes(&connections, found(), true), [closed, failed].into());
     }
 
     #[test]

@@ -76,8 +76,11 @@ impl IdleCloses {
             let pause = FIRST_PAUSE * 2_u32.pow(close.attempts);
             close.attempts += 1;
             close.at = now + pause;
-            let is_early = outcomes.get(connection) == Some(&PositionOutcome::NotReached);
-            is_early && close.attempts < ATTEMPTS_MAX
+            let may_succeed = match outcomes.get(connection) {
+                Some(PositionOutcome::NotReached | PositionOutcome::Failed) => true,
+                Some(PositionOutcome::Closed | PositionOutcome::Passed) | None => false,
+            };
+            may_succeed && close.attempts < ATTEMPTS_MAX
         });
     }
 }
@@ -123,19 +126,21 @@ mod tests {
     }
 
     #[test]
-    fn an_early_attempt_is_repeated_after_growing_pauses_but_not_for_ever() {
-        let begun = Instant::now();
-        let mut closes = IdleCloses::default();
-        closes.add(begun, connection(1), position(1));
-        let (mut now, mut pauses) = (begun, Vec::new());
-        while let Some(at) = closes.next_wake() {
-            pauses.push(at - now);
-            now = at;
-            assert_eq!(attempt(&mut closes, now, Some(PositionOutcome::NotReached)), [1]);
+    fn an_early_or_failed_attempt_is_repeated_after_growing_pauses_but_not_for_ever() {
+        for outcome in [PositionOutcome::NotReached, PositionOutcome::Failed] {
+            let begun = Instant::now();
+            let mut closes = IdleCloses::default();
+            closes.add(begun, connection(1), position(1));
+            let (mut now, mut pauses) = (begun, Vec::new());
+            while let Some(at) = closes.next_wake() {
+                pauses.push(at - now);
+                now = at;
+                assert_eq!(attempt(&mut closes, now, Some(outcome)), [1]);
+            }
+            assert_eq!(pauses.len(), ATTEMPTS_MAX as usize);
+            assert_eq!(pauses[..3], [Duration::ZERO, FIRST_PAUSE, FIRST_PAUSE * 2]);
+            assert!(pauses[1..].windows(2).all(|pair| pair[1] == pair[0] * 2), "{pauses:?}");
         }
-        assert_eq!(pauses.len(), ATTEMPTS_MAX as usize);
-        assert_eq!(pauses[..3], [Duration::ZERO, FIRST_PAUSE, FIRST_PAUSE * 2]);
-        assert!(pauses[1..].windows(2).all(|pair| pair[1] == pair[0] * 2), "{pauses:?}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::{
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
         namespace::{NamespaceError, NetworkNamespace},
-        processes::open_namespace_of,
+        processes::{ProcessesByNamespace, open_namespace_of},
     },
 };
 
@@ -42,6 +42,12 @@ pub(super) struct StaleSocketRound {
 }
 
 impl StaleSocketRound {
+    /// Records that stale sockets of a namespace may be left.
+    fn record_failure(&mut self, error: NamespaceError) {
+        self.failed_namespaces += 1;
+        self.first_error.get_or_insert(error);
+    }
+
     /// Returns true if stale sockets may be left because of an error.
     pub(super) fn has_failed(&self) -> bool {
         self.is_list_missing || self.first_error.is_some()
@@ -79,24 +85,31 @@ pub(super) fn end_stale_sockets(
     if left.is_empty() {
         return Ok(round);
     }
-    let clients = client_namespaces(clients).unwrap_or_else(|error| {
-        warn!(%error, "cannot list the processes of clients");
-        round.is_list_missing = true;
-        Vec::new()
-    });
-    // Without a namespace its processes have just ended.
-    let of_clients = clients.iter().filter_map(|pids| open_namespace_of(pids));
-    let own = iter::once_with(|| NetworkNamespace::open(OWN_NAMESPACE).ok());
-    for namespace in of_clients.chain(own.flatten()) {
+    let ProcessesByNamespace { known, unknown } =
+        client_namespaces(clients).unwrap_or_else(|error| {
+            warn!(%error, "cannot list the processes of clients");
+            round.is_list_missing = true;
+            ProcessesByNamespace::default()
+        });
+    let of_clients = known.values().map(|pids| open_namespace_of(pids));
+    let own = iter::once_with(|| NetworkNamespace::open(OWN_NAMESPACE).map(Some));
+    for opened in of_clients.chain(own) {
         if left.is_empty() {
             break;
         }
         let ended = &mut round.ended;
         let end = || end_in_namespace(&mut left, records, endpoints, ended);
-        if let Err(error) = namespace.run_inside("end sockets", end) {
-            round.failed_namespaces += 1;
-            round.first_error.get_or_insert(error);
-        }
+        let done = match opened {
+            Ok(Some(namespace)) => namespace.run_inside("end sockets", end),
+            // Its processes have just ended, and their sockets with them.
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        done.unwrap_or_else(|error| round.record_failure(error));
+    }
+    // Those that no namespace had may be of these processes.
+    if !left.is_empty() {
+        unknown.into_values().for_each(|error| round.record_failure(error));
     }
     Ok(round)
 }
@@ -186,6 +199,21 @@ fn end_listed(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_that_could_not_open_a_namespace_has_failed() {
+        let mut round = StaleSocketRound::default();
+        assert!(!round.has_failed());
+        for pid in [7, 8] {
+            let path = std::path::PathBuf::from(format!("/proc/{pid}/ns/net"));
+            let source = io::Error::from_raw_os_error(libc::EMFILE);
+            round.record_failure(NamespaceError::Open { path, source });
+        }
+        assert!(round.has_failed());
+        assert_eq!(round.failed_namespaces, 2);
+        let first = round.first_error.expect("recorded").to_string();
+        assert_eq!(first, "cannot open network namespace /proc/7/ns/net");
+    }
 
     #[test]
     fn a_namespace_has_the_endpoints_of_its_own_sockets() {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::atomic::Ordering::Release};
 use aya::maps::{HashMap, MapData};
 use datapath::abi::{self, maps};
 
-use super::{KernelMapError, ignore_missing, map_words, open_hash_map, write_error};
+use super::{KernelMapError, ignore_missing, map_words, open_hash_map, read_error, write_error};
 use crate::kernel::sys::SharedWords;
 
 /// Entries of meshed namespaces, by their cookies. Only one task may write them.
@@ -23,9 +23,15 @@ impl MeshedNamespaceEntries {
         Ok(Self { entries, control })
     }
 
+    /// Returns the cookies of the entries.
+    pub(crate) fn cookies(&self) -> Result<BTreeSet<u64>, KernelMapError> {
+        let keys = self.entries.keys();
+        keys.map(|key| key.map_err(|source| read_error(maps::MESHED_NETNS, source))).collect()
+    }
+
     /// Makes these cookies the entries. After an error, such as that of a full map, some are missing.
     pub fn set(&mut self, cookies: &BTreeSet<u64>) -> Result<(), KernelMapError> {
-        let known: BTreeSet<u64> = self.entries.keys().filter_map(Result::ok).collect();
+        let known = self.cookies()?;
         for gone in known.difference(cookies) {
             let done = ignore_missing(self.entries.remove(gone));
             done.map_err(|source| write_error(maps::MESHED_NETNS, gone, source))?;
