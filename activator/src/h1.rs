@@ -4,6 +4,7 @@
 //! one exception. With both a length and a coding, the coding counts and the connection serves no other request (§6.3).
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use common::decimal::parse_digits;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header, request,
     uri::PathAndQuery,
@@ -256,11 +257,8 @@ fn parse_content_length(headers: &HeaderMap) -> Result<Option<u64>, Http1ParseEr
         // A repeated length is allowed only with the same value: recipients that choose differently would lose the
         // message boundary.
         for number in value.as_bytes().split(|byte| *byte == b',') {
-            let number = number.trim_ascii();
-            let is_number = !number.is_empty() && number.iter().all(u8::is_ascii_digit);
-            let number = str::from_utf8(number).ok().filter(|_| is_number);
-            let number: u64 =
-                number.and_then(|it| it.parse().ok()).ok_or(Http1ParseError::ContentLength)?;
+            let number = str::from_utf8(number.trim_ascii()).ok().and_then(parse_digits);
+            let number: u64 = number.ok_or(Http1ParseError::ContentLength)?;
             if length.is_some_and(|before| before != number) {
                 return Err(Http1ParseError::ContentLength);
             }

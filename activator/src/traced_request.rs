@@ -1,8 +1,11 @@
 //! Pure: queries of the pages about routes: the hosts to list, and the request that a trace asks about.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, num::NonZeroU16};
 
-use common::url_query::{encode_percent, query_pairs};
+use common::{
+    decimal,
+    url_query::{encode_percent, query_pairs},
+};
 
 use crate::entrypoint::Entrypoint;
 
@@ -148,7 +151,7 @@ const GATEWAY_PORT_PREFIX: &str = "outside:";
 /// Parses the name of an entrypoint: `outside`, `inside`, the port of a service at the activators, or `outside:PORT` for
 /// a gateway port.
 pub fn parse_entrypoint(text: &str) -> Option<Entrypoint> {
-    let parse_port = |text: &str| text.parse().ok().filter(|port| *port != 0);
+    let parse_port = |text: &str| decimal::parse_port(text).map(NonZeroU16::get);
     match (text, text.strip_prefix(GATEWAY_PORT_PREFIX)) {
         ("outside", _) => Some(Entrypoint::External),
         ("inside", _) => Some(Entrypoint::Internal),
@@ -208,6 +211,8 @@ mod tests {
             ("host=a&entrypoint=0", "entrypoint is \"0\""),
             ("host=a&entrypoint=other", "entrypoint is "),
             ("host=a&entrypoint=outside:0", "entrypoint is "),
+            ("host=a&entrypoint=%2B20001", "entrypoint is \"+20001\""),
+            ("host=a&entrypoint=outside:%2B5432", "entrypoint is "),
             ("host=a&tls=yes", "tls is \"yes\": it must be true or false"),
             ("host=a&tls=true&entrypoint=inside", "tls is \"true\": it must be false at"),
             ("host=a&client=b", "client is \"b\""),

@@ -12,6 +12,7 @@
 //! | [`local_node`] | controller, local node | pods to run and their status |
 //! | [`outbox`] | sender and stream | latest state by subject |
 //! | [`probe`] | agent, local node | one attempt of a probe over the network |
+//! | [`decimal`] | all | numbers of digits only |
 //! | [`quantity`] | controller, local node | amounts of CPU and memory, as Kubernetes writes them |
 //! | [`request_log`] | controller, activator | the line of a finished request |
 //! | [`service_routing`] | agent, activator, controller | endpoints of a Kubernetes Service for one node; hints |
@@ -31,6 +32,7 @@
 pub mod admin;
 pub mod certificates;
 pub mod component;
+pub mod decimal;
 pub mod enrollment;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;

@@ -12,6 +12,8 @@ use std::{
     time::Duration,
 };
 
+use crate::decimal::parse_port;
+
 /// First wait after a failure; it doubles with each further failure.
 const FIRST_RETRY_WAIT: Duration = Duration::from_millis(10);
 /// Longest wait between two tries of the same replica.
@@ -102,7 +104,7 @@ impl FromStr for EndpointSetting {
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         if let Some(rest) = text.strip_prefix("dns:") {
             let parsed = rest.rsplit_once(':').and_then(|(name, port)| {
-                let port = port.parse().ok().filter(|port| *port > 0)?;
+                let port = parse_port(port)?.get();
                 // An absolute name ends with a dot, which is no part of its last label.
                 let is_name = crate::wire::is_dns_subdomain(name.trim_end_matches('.'));
                 is_name.then(|| Self::Dns { name: name.to_owned(), port })
@@ -310,6 +312,7 @@ mod tests {
             "http://name:1",
             "dns:x",
             "dns:x:0",
+            "dns:x:+7100",
             "dns:X Y:1",
             "tcp:1",
             "http://10.0.0.1:1,",

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use common::decimal::parse_digits;
+
 /// Response to a request for a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AdminPage {
@@ -47,10 +49,10 @@ fn parse_parts(text: &str) -> Option<(AdminPage, Option<usize>)> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     let mut lines = head.lines();
     let status_line = lines.next().filter(|line| line.starts_with("HTTP/1."))?;
-    let status = status_line.split(' ').nth(1)?.parse().ok()?;
+    let status = parse_digits(status_line.split(' ').nth(1)?)?;
     let mut fields = lines.filter_map(|line| line.split_once(':'));
     let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
-    let body_bytes = length.and_then(|(_, value)| value.trim().parse().ok());
+    let body_bytes = length.and_then(|(_, value)| parse_digits(value.trim()));
     Some((AdminPage { status, body: body.to_owned() }, body_bytes))
 }
 
@@ -63,7 +65,13 @@ mod tests {
         let text = "HTTP/1.0 503 Service Unavailable\r\ncontent-length: 6\r\n\r\na\r\n\r\nb";
         let page = AdminPage { status: 503, body: "a\r\n\r\nb".into() };
         assert_eq!(parse_response(text), Ok(page));
-        for bad in ["", "HTTP/1.1 200 OK\r\n", "SSH-2.0\r\n\r\n", "HTTP/1.1 ok\r\n\r\n"] {
+        for bad in [
+            "",
+            "HTTP/1.1 200 OK\r\n",
+            "SSH-2.0\r\n\r\n",
+            "HTTP/1.1 ok\r\n\r\n",
+            "HTTP/1.1 +200 OK\r\n\r\n",
+        ] {
             assert_eq!(parse_response(bad), Err("the response is not HTTP"), "{bad:?}");
         }
     }

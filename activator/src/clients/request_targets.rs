@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use common::decimal::parse_digits;
 use http::{HeaderName, header, uri::PathAndQuery};
 
 use crate::h1::{
@@ -312,13 +313,8 @@ fn body_position(head: &httparse::Request<'_, '_>) -> Option<RequestPosition> {
     match (length, coding) {
         (None, None) => Some(RequestPosition::Head),
         (Some(length), None) => {
-            let is_number = !length.value.is_empty() && length.value.iter().all(u8::is_ascii_digit);
-            let length = str::from_utf8(length.value).ok().filter(|_| is_number);
-            Some(
-                length
-                    .and_then(|it| it.parse().ok())
-                    .map_or(RequestPosition::Passthrough, RequestPosition::Body),
-            )
+            let length = str::from_utf8(length.value).ok().and_then(parse_digits);
+            Some(length.map_or(RequestPosition::Passthrough, RequestPosition::Body))
         }
         (None, Some(coding))
             if coding.value.eq_ignore_ascii_case(b"chunked") && head.version == Some(1) =>

@@ -6,6 +6,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use common::decimal::parse_digits;
+
 /// First bytes of a header of version 2.
 const V2_SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// First bytes of a header of version 1.
@@ -108,10 +110,7 @@ fn parse_v1(line: &[u8]) -> Result<ProxyHeader, ProxyHeaderError> {
     };
     // The order of the words is both addresses, then both ports, each the client's first.
     let addresses = address().zip(address());
-    let mut port = || {
-        let word = words.next().filter(|it| it.bytes().all(|byte| byte.is_ascii_digit()))?;
-        word.parse::<u16>().ok()
-    };
+    let mut port = || words.next().and_then(parse_digits::<u16>);
     let ports = port().zip(port());
     match (addresses, ports, words.next()) {
         (Some((source, _)), Some((from, to)), None) => {

@@ -19,6 +19,7 @@ use super::{
     AddressFamily, ClusterIpPort, ClusterIpService, InternalTrafficPolicy, ServiceEndpoint,
     ServiceSlice, ServiceSlicePort, TransportProtocol,
 };
+use crate::decimal::parse_digits;
 
 /// Label of Services and EndpointSlices that another service proxy serves. Its value does not matter.
 const SERVICE_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -214,9 +215,6 @@ fn parse_endpoint_address(text: &str, family: AddressFamily) -> Result<IpAddr, S
 
 /// Parses an IPv4 address whose decimal numbers have leading zeros. Objects from before Kubernetes 1.36 may have them.
 fn parse_padded_ipv4(text: &str) -> Option<Ipv4Addr> {
-    let numbers: Vec<u8> = text
-        .split('.')
-        .map(|it| it.bytes().all(|byte| byte.is_ascii_digit()).then(|| it.parse().ok())?)
-        .collect::<Option<_>>()?;
+    let numbers = text.split('.').map(parse_digits).collect::<Option<Vec<u8>>>()?;
     <[u8; 4]>::try_from(numbers).ok().map(Ipv4Addr::from)
 }

@@ -4,6 +4,8 @@ use std::{fmt, num::NonZeroU16, time::Duration};
 
 use http::Uri;
 
+use crate::decimal::parse_port;
+
 /// Traces and request metrics of activators. Default: neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TelemetrySettings {
@@ -121,7 +123,7 @@ fn parse_http_url(protocol: OtlpProtocol, text: &str) -> Result<OtlpCollector, E
     // `Uri` accepts ports that are no numbers of 16 bits, and reports none then.
     let port_text = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
     let port = match port_text.strip_prefix(':') {
-        Some(number) => number.parse::<NonZeroU16>().map_err(|_invalid| EndpointFault::NotUrl)?,
+        Some(number) => parse_port(number).ok_or(EndpointFault::NotUrl)?,
         None => protocol.default_port(),
     };
     let path = if url.path() == "/" && !text.ends_with('/') { "" } else { url.path() };
@@ -204,6 +206,7 @@ mod tests {
             "http://c:0",
             "http://c:70000",
             "http://c:x",
+            "http://c:+4317",
             "http://me@c:1",
             "http://c:1/?a=b",
             "a b",

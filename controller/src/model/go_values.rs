@@ -4,6 +4,7 @@
 
 use std::{fmt, time::Duration};
 
+use common::decimal::parse_digits;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A duration that may be negative, in nanoseconds: Go's `time.Duration`.
@@ -97,6 +98,13 @@ pub fn parse_int(text: &str, bits: u32) -> Result<i64, String> {
         Ok(value) if value >= low && value <= !low => Ok(value),
         Ok(_) | Err(_) => wrong("value out of range"),
     }
+}
+
+/// Parses a decimal number as `strconv.ParseUint` does, for a type of 64 bits. Unlike [`parse_int`] it accepts no sign.
+pub fn parse_uint(text: &str) -> Result<u64, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let reason = if is_number { "value out of range" } else { "invalid syntax" };
+    parse_digits(text).ok_or_else(|| format!("strconv.ParseUint: parsing {text:?}: {reason}"))
 }
 
 /// Parses a number as `strconv.ParseFloat` does, but refuses infinity and NaN, which no setting can mean.
@@ -240,6 +248,16 @@ mod tests {
         assert_eq!(parse_int("7 ", 64), Err(syntax.into()));
         let range = r#"strconv.ParseInt: parsing "2147483648": value out of range"#;
         assert_eq!(parse_int("2147483648", 32), Err(range.into()));
+        assert_eq!(parse_uint("18446744073709551615"), Ok(u64::MAX));
+        for (text, reason) in [
+            ("+7", "invalid syntax"),
+            ("-7", "invalid syntax"),
+            ("", "invalid syntax"),
+            ("18446744073709551616", "value out of range"),
+        ] {
+            let error = format!("strconv.ParseUint: parsing {text:?}: {reason}");
+            assert_eq!(parse_uint(text), Err(error));
+        }
         let maybe = r#"strconv.ParseBool: parsing "maybe": invalid syntax"#;
         assert_eq!(parse_bool("maybe"), Err(maybe.into()));
         assert!(parse_float("NaN").is_err() && parse_float("inf").is_err());

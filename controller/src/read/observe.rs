@@ -5,6 +5,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use common::{
+    decimal::{parse_digits, parse_port},
     service_routing::TopologyHints,
     wire::{HstsPolicy, NamespacedName},
 };
@@ -269,7 +270,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
     let given = array_items(&object["spec"]["clusterIPs"]).filter_map(Value::as_str);
     let mut addresses: Vec<IpAddr> = given.filter_map(|it| it.parse().ok()).collect();
     addresses.sort_by_key(|it| !it.is_ipv4());
-    let port = annotation(object, ACTIVATOR_PORT_ANNOTATION).and_then(|it| it.parse().ok());
+    let port = annotation(object, ACTIVATOR_PORT_ANNOTATION).and_then(parse_digits);
     let is_cluster_local = label(object, key::VISIBILITY) == Some("cluster-local");
     let mut owners = array_items(&object["metadata"]["ownerReferences"]);
     let owner = owners.find(|it| it["controller"] == true && it["kind"] == "Route");
@@ -283,7 +284,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
         owner_uid: owner,
         created,
         affinity: scaled_service::read_affinity(&object["spec"]),
-        gateway_port: annotation(object, key::OWNED_GATEWAY_PORT).and_then(|it| it.parse().ok()),
+        gateway_port: annotation(object, key::OWNED_GATEWAY_PORT).and_then(parse_port),
     })
 }
 

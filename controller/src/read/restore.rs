@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use common::decimal::parse_digits;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
@@ -101,8 +102,8 @@ fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
         let (tag, numbers) = word.split_once('=')?;
         let (suffix, port) = numbers.split_once(':')?;
         let tag = Some(tag).filter(|tag| !tag.is_empty()).map(Into::into);
-        let cluster_ips = ClusterIpSource::LocalRange(suffix.parse().ok()?);
-        Some(RouteNameAllocation { tag, cluster_ips, activator_port: port.parse().ok()? })
+        let cluster_ips = ClusterIpSource::LocalRange(parse_digits(suffix)?);
+        Some(RouteNameAllocation { tag, cluster_ips, activator_port: parse_digits(port)? })
     };
     let words = annotation(route, key::ALLOCATIONS).unwrap_or_default().split_whitespace();
     words.filter_map(parse_word).collect()

@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU16;
 
-use common::wire::NamespacedName;
+use common::{decimal::parse_port, wire::NamespacedName};
 
 use super::routes::{route_host, serves_tcp};
 use crate::model::{
@@ -13,7 +13,7 @@ use crate::model::{
         AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
         name_registry::NameClaimant,
     },
-    config_maps::port_ranges::{is_reserved_gateway_port, parse_port},
+    config_maps::port_ranges::is_reserved_gateway_port,
     knative::key,
 };
 

@@ -70,7 +70,10 @@ impl Uid {
 
     /// Parses the hexadecimal digits of a UUID, with or without dashes; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
-        u128::from_str_radix(&text.replace('-', ""), 16).ok().map(Self)
+        let digits = text.replace('-', "");
+        // The standard library accepts a sign as well.
+        let has_digits_only = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        has_digits_only.then(|| u128::from_str_radix(&digits, 16).ok().map(Self)).flatten()
     }
 }
 
@@ -149,6 +152,15 @@ mod tests {
         // The end of certificates that never expire (RFC 5280, section 4.1.2.5).
         assert!(rfc3339_of_seconds(253_402_300_799).starts_with("9999-12-3"));
         assert!(!rfc3339_of_seconds(i64::MIN).is_empty());
+    }
+
+    #[test]
+    fn a_uid_has_hexadecimal_digits_and_dashes_only() {
+        let uid = Uid::parse("22b3de9e-076e-4e5d-a55d-aff10002527f").expect("a UID");
+        assert_eq!(Uid::parse("22b3de9e076e4e5da55daff10002527f"), Some(uid));
+        for text in ["", "-", "+1", "+2b3de9e-076e-4e5d-a55d-aff10002527f", "g"] {
+            assert_eq!(Uid::parse(text), None, "{text:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{ConfigMapSettings, keys::ConfigMapReader};
-use crate::model::go_values::{GoDuration, parse_duration};
+use crate::model::go_values::{GoDuration, parse_duration, parse_uint};
 
 /// `config-gc`, checked against its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,17 +98,18 @@ fn read_max_non_active(keys: &mut ConfigMapReader<'_>, target: &mut Option<u64>)
     if text.is_empty() {
         return;
     }
+    if text.eq_ignore_ascii_case("disabled") {
+        *target = None;
+        return;
+    }
     // Knative stores the number in an `int64`.
     let most = i64::MAX.unsigned_abs();
-    match text.parse::<u64>() {
-        _ if text.eq_ignore_ascii_case("disabled") => *target = None,
+    match parse_uint(text) {
         Ok(max) if max <= most => *target = Some(max),
         Ok(_) => {
             keys.add_error(format!("failed to parse {key}: value should be lower than {most}"))
         }
-        Err(_) => keys.add_error(format!(
-            "failed to parse {key}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-        )),
+        Err(error) => keys.add_error(format!("failed to parse {key}: {error}")),
     }
 }
 
@@ -187,6 +188,11 @@ mod tests {
             (
                 &[("max-non-active-revisions", "-1")],
                 "failed to parse max-non-active-revisions: strconv.ParseUint: parsing \"-1\": invalid syntax",
+            ),
+            // Unlike the minimum, which may have a sign.
+            (
+                &[("max-non-active-revisions", "+30"), ("min-non-active-revisions", "+5")],
+                "failed to parse max-non-active-revisions: strconv.ParseUint: parsing \"+30\": invalid syntax",
             ),
             (
                 &[("min-non-active-revisions", "20"), ("max-non-active-revisions", "10")],

@@ -4,9 +4,12 @@
 
 use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
 
-use common::wire::{
-    ConnectionPath, EdgeSettings, HstsPolicy, TlsMinVersion, TlsSettings, is_allowed_upgrade_name,
-    is_secret_name, parse_network,
+use common::{
+    decimal::parse_port,
+    wire::{
+        ConnectionPath, EdgeSettings, HstsPolicy, TlsMinVersion, TlsSettings,
+        is_allowed_upgrade_name, is_secret_name, parse_network,
+    },
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt as _};
@@ -366,7 +369,7 @@ fn read_certificates(keys: &mut ConfigMapReader<'_>) -> Vec<String> {
 fn read_https_port(keys: &mut ConfigMapReader<'_>) -> Option<NonZeroU16> {
     let key = "rouse.dev.https-port";
     let text = keys.get(key).map(str::trim).filter(|it| !it.is_empty())?;
-    let port = text.parse::<NonZeroU16>().ok();
+    let port = parse_port(text);
     if port.is_none() {
         keys.add_error(format!("{key} = {text:?}, must be 1 to 65535"));
     }

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroU16, ops::RangeInclusive};
 
+use common::decimal::parse_port;
 use datapath::abi::ACTIVATOR_PORTS;
 
 /// Ports that no service gets: those of HTTP and HTTPS at the gateway, and those on which activators listen for
@@ -13,12 +14,6 @@ const RESERVED_PORTS: [u16; 7] = [80, 443, 7103, 7120, 8012, 8080, 8443];
 pub fn is_reserved_gateway_port(port: NonZeroU16, activator_ports: (u16, u16)) -> bool {
     let (first, last) = activator_ports;
     RESERVED_PORTS.contains(&port.get()) || (first..=last).contains(&port.get())
-}
-
-/// Parses a port of digits only; `None`: the text is no port. The standard library accepts a sign as well.
-pub fn parse_port(text: &str) -> Option<NonZeroU16> {
-    let has_digits_only = text.bytes().all(|byte| byte.is_ascii_digit());
-    has_digits_only.then(|| text.parse().ok()).flatten()
 }
 
 /// Parses a port that a gateway is to open for a service.

@@ -16,7 +16,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, time::Duration};
 
-use common::wire::AppProtocol;
+use common::{decimal::parse_port, wire::AppProtocol};
 use serde_json::{Map, Value, json};
 
 use super::pods::read_pod;
@@ -298,8 +298,8 @@ fn parse_activator_ports(text: &str) -> Vec<ActivatorPort> {
     let port = |part: &str| {
         let (service_port, activator_port) = part.trim().split_once('=')?;
         Some(ActivatorPort {
-            service_port: service_port.parse().ok()?,
-            activator_port: activator_port.parse().ok()?,
+            service_port: parse_port(service_port)?,
+            activator_port: parse_port(activator_port)?,
         })
     };
     text.split(',').filter_map(port).collect()
@@ -431,7 +431,7 @@ mod tests {
         };
         let pairs: Vec<(u16, u16)> = read("80=20017,5432=20018");
         assert_eq!(pairs, [(80, 20_017), (5432, 20_018)]);
-        let pairs: Vec<(u16, u16)> = read(" 80=20017 ,x=1,81=0,82,=3,70000=4");
+        let pairs: Vec<(u16, u16)> = read(" 80=20017 ,x=1,81=0,82,=3,70000=4,+83=20018,84=+20018");
         assert_eq!(pairs, [(80, 20_017)]);
     }
 

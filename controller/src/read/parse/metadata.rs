@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use common::decimal::parse_port;
 use k8s_openapi::{
     api::core::v1::ResourceRequirements, apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -11,7 +12,6 @@ use serde_json::json;
 use super::{dns_names, settings::TemplateParent};
 use crate::model::{
     cluster_state::HintMode,
-    config_maps::port_ranges::parse_port,
     go_values::{parse_bool, parse_duration},
     knative::{key, user_container::parse_protocol},
     problem::Problem,

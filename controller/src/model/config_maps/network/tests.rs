@@ -183,6 +183,7 @@ fn every_refusal_of_a_tls_setting_names_key_and_value() {
         ),
         (("rouse.dev.https-port", "0"), "rouse.dev.https-port = \"0\", must be 1 to 65535"),
         (("rouse.dev.https-port", "65536"), "rouse.dev.https-port = \"65536\", must be 1 to 65535"),
+        (("rouse.dev.https-port", "+443"), "rouse.dev.https-port = \"+443\", must be 1 to 65535"),
         (("rouse.dev.https-port", "https"), "rouse.dev.https-port = \"https\", must be 1 to 65535"),
         (
             ("rouse.dev.hsts", "includeSubDomains"),
