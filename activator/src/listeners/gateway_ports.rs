@@ -1,7 +1,7 @@
 //! Shell: listeners of gateway ports: each leads raw TCP from outside to one service.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::{
-    entrypoint::Entrypoint, listeners::client_server::ClientConnectionServer,
-    requests::forwarder::RequestForwarder, tcp_socket,
+    entrypoint::Entrypoint,
+    listeners::{client_server::ClientConnectionServer, port_listeners::PortListenerSet},
+    requests::forwarder::RequestForwarder,
 };
 
 /// Listeners of the gateway ports that the RouteTable names, on each address of the gateway.
@@ -26,13 +27,7 @@ pub struct GatewayPortListeners {
     addresses: BTreeSet<IpAddr>,
     /// Cancelled once all listeners have to close.
     stop_listeners: CancellationToken,
-    open_ports: Mutex<OpenGatewayPorts>,
-}
-
-#[derive(Debug, Default)]
-struct OpenGatewayPorts {
-    listeners: BTreeMap<SocketAddr, CancellationToken>,
-    failed_addresses: BTreeSet<SocketAddr>,
+    listeners: Mutex<PortListenerSet>,
 }
 
 impl GatewayPortListeners {
@@ -43,69 +38,44 @@ impl GatewayPortListeners {
         addresses: BTreeSet<IpAddr>,
         stop_listeners: CancellationToken,
     ) -> Self {
-        let open_ports = Mutex::default();
-        Self { server, forwarder, addresses, stop_listeners, open_ports }
+        let listeners = Mutex::default();
+        Self { server, forwarder, addresses, stop_listeners, listeners }
     }
 
     /// Opens and closes listeners until exactly the gateway ports of the RouteTable are open. Connections that have
     /// reached a closed one stay open.
     pub fn apply_routes(&self) {
-        // A listener that is opened now would be closed at once: its token is a child of the cancelled one.
+        // A listener that is opened now would be closed at once.
         if self.stop_listeners.is_cancelled() {
             return;
         }
-        let mut open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock, so that an older set of ports never follows a newer one.
         let ports = self.forwarder.routes.gateway_ports();
         let at_all = |port: u16| self.addresses.iter().map(move |&ip| SocketAddr::new(ip, port));
         let want: BTreeSet<SocketAddr> = ports.into_iter().flat_map(at_all).collect();
-        open.listeners.retain(|address, closed| {
-            let is_wanted = want.contains(address);
-            if !is_wanted {
-                closed.cancel();
-                info!(%address, "gateway port closed");
-            }
-            is_wanted
+        let changes = listeners.set(&want, |listener, address, handle| {
+            let (server, stop) = (Arc::clone(&self.server), self.stop_listeners.clone());
+            let entrypoint = Entrypoint::GatewayPort(address.port());
+            tokio::spawn(server.run_port_listener(listener, entrypoint, handle, stop));
         });
-        // An address that is not wanted any more is no failure, and must leave the metric.
-        open.failed_addresses.retain(|address| want.contains(address));
-        // Open ones are left alone, so that a change of other ports disturbs none of their clients.
-        for address in want {
-            if !open.listeners.contains_key(&address) {
-                self.open_port(&mut open, address);
-            }
+        changes.closed.iter().for_each(|address| info!(%address, "gateway port closed"));
+        changes.opened.iter().for_each(|address| info!(%address, "gateway port opened"));
+        for (address, error) in &changes.failed {
+            warn!(%address, %error, "cannot open gateway port: its service gets no connections here");
         }
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.forwarder.metrics.gateway_ports.set(count(open.listeners.len()));
-        self.forwarder.metrics.gateway_ports_failed.set(count(open.failed_addresses.len()));
+        self.forwarder.metrics.gateway_ports.set(count(listeners.open_count()));
+        self.forwarder.metrics.gateway_ports_failed.set(count(listeners.failed().len()));
     }
 
     /// Tries ports again that could not be opened.
     pub fn retry_failed(&self) {
-        let open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_failed = !open.failed_addresses.is_empty();
-        drop(open);
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_failed = !listeners.failed().is_empty();
+        drop(listeners);
         if has_failed {
             self.apply_routes();
-        }
-    }
-
-    fn open_port(&self, open: &mut OpenGatewayPorts, address: SocketAddr) {
-        match tcp_socket::bind_listener(address) {
-            Ok(listener) => {
-                let closed = self.stop_listeners.child_token();
-                let entrypoint = Entrypoint::GatewayPort(address.port());
-                let server = Arc::clone(&self.server);
-                tokio::spawn(server.run_listener(listener, Some(entrypoint), closed.clone()));
-                open.listeners.insert(address, closed);
-                open.failed_addresses.remove(&address);
-                info!(%address, "gateway port opened");
-            }
-            Err(error) => {
-                if open.failed_addresses.insert(address) {
-                    warn!(%address, %error, "cannot open gateway port: its service gets no connections here");
-                }
-            }
         }
     }
 }

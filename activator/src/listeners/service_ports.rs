@@ -2,7 +2,7 @@
 //! one for each port.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -15,10 +15,10 @@ use crate::{
     entrypoint::Entrypoint,
     listeners::{
         client_server::ClientConnectionServer,
+        port_listeners::PortListenerSet,
         port_range::{PortRangeError, PortRangeListener},
     },
     requests::forwarder::RequestForwarder,
-    tcp_socket,
 };
 
 /// Listeners that are open, and all that is needed to open others.
@@ -40,8 +40,7 @@ struct OpenServicePorts {
     port_range: Option<PortRangeListener>,
     /// True once it was logged that there is no such listener.
     is_fallback_logged: bool,
-    listeners: BTreeMap<SocketAddr, CancellationToken>,
-    failed_addresses: BTreeSet<SocketAddr>,
+    listeners: PortListenerSet,
 }
 
 impl ServicePortListeners {
@@ -67,7 +66,7 @@ impl ServicePortListeners {
     /// Opens and closes listeners until exactly the ports of the RouteTable are open. The next call tries ports again
     /// that cannot be opened.
     pub fn apply_routes(&self) {
-        // A listener that is opened now would be closed at once: its token is a child of the cancelled one.
+        // A listener that is opened now would be closed at once.
         if self.stop_listeners.is_cancelled() {
             return;
         }
@@ -77,25 +76,18 @@ impl ServicePortListeners {
             true => BTreeSet::new(),
             false => self.desired_addresses(&self.forwarder.routes.ports()),
         };
-        open.listeners.retain(|address, closed| {
-            let keep = want.contains(address);
-            if !keep {
-                closed.cancel();
-                info!(%address, "service port closed");
-            }
-            keep
+        let changes = open.listeners.set(&want, |listener, address, handle| {
+            let (server, stop) = (Arc::clone(&self.server), self.stop_listeners.clone());
+            let entrypoint = Entrypoint::Service(address.port());
+            tokio::spawn(server.run_port_listener(listener, entrypoint, handle, stop));
         });
-        // An address that is not wanted any more is no failure, and must leave the metric.
-        open.failed_addresses.retain(|address| want.contains(address));
-        // Open ones are left alone, so that a change of other ports disturbs none of their clients.
-        for address in want {
-            if !open.listeners.contains_key(&address) {
-                self.open_port(&mut open, address);
-            }
+        changes.closed.iter().for_each(|address| info!(%address, "service port closed"));
+        for (address, error) in &changes.failed {
+            warn!(%address, %error, "cannot open service port");
         }
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        self.forwarder.metrics.service_ports.set(count(open.listeners.len()));
-        self.forwarder.metrics.service_ports_failed.set(count(open.failed_addresses.len()));
+        self.forwarder.metrics.service_ports.set(count(open.listeners.open_count()));
+        self.forwarder.metrics.service_ports_failed.set(count(open.listeners.failed().len()));
     }
 
     /// Tries failed ports again, and opens the listener again if an agent has replaced the map.
@@ -103,7 +95,7 @@ impl ServicePortListeners {
         let open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
         let stale = self.listener_map.is_some()
             && !open.port_range.as_ref().is_some_and(PortRangeListener::is_current);
-        let again = stale || !open.failed_addresses.is_empty();
+        let again = stale || !open.listeners.failed().is_empty();
         drop(open);
         if again {
             self.apply_routes();
@@ -145,29 +137,12 @@ impl ServicePortListeners {
     /// Reasons for `/readyz` why services cannot be reached.
     pub fn not_ready_reasons(&self) -> Vec<String> {
         let open = self.open_ports.lock().unwrap_or_else(PoisonError::into_inner);
-        open.failed_addresses.iter().map(|address| format!("cannot listen on {address}")).collect()
+        let failed = open.listeners.failed().iter();
+        failed.map(|address| format!("cannot listen on {address}")).collect()
     }
 
     fn desired_addresses(&self, ports: &BTreeSet<u16>) -> BTreeSet<SocketAddr> {
         let both = |port: u16| self.addresses.iter().map(move |&ip| SocketAddr::new(ip, port));
         ports.iter().flat_map(|&port| both(port)).collect()
-    }
-
-    fn open_port(&self, open: &mut OpenServicePorts, address: SocketAddr) {
-        match tcp_socket::bind_listener(address) {
-            Ok(listener) => {
-                let closed = self.stop_listeners.child_token();
-                let entrypoint = Entrypoint::Service(address.port());
-                let server = Arc::clone(&self.server);
-                tokio::spawn(server.run_listener(listener, Some(entrypoint), closed.clone()));
-                open.listeners.insert(address, closed);
-                open.failed_addresses.remove(&address);
-            }
-            Err(error) => {
-                if open.failed_addresses.insert(address) {
-                    warn!(%address, %error, "cannot open service port");
-                }
-            }
-        }
     }
 }

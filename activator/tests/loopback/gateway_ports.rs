@@ -93,6 +93,58 @@ async fn a_port_is_open_while_a_service_has_it_and_its_connections_stay() {
     assert_eq!(fixture.metric("rouse_activator_gateway_ports"), 0.0);
 }
 
+/// The task of the closed listener has its socket until it runs, and another one cannot be bound meanwhile.
+#[tokio::test]
+async fn a_port_that_closes_and_soon_opens_again_answers_each_connection() {
+    let port = unused_port();
+    let mut fixture = start_with_port(port).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    for round in 0..50 {
+        fixture.apply_change(|table| set_gateway_port(table, &service(), None));
+        // In some rounds the task does not run before the port opens again, in others it closes the listener first.
+        for _ in 0..round % 5 {
+            tokio::task::yield_now().await;
+        }
+        fixture.apply_change(|table| set_gateway_port(table, &service(), Some(port)));
+        assert_eq!(fixture.metric("rouse_activator_gateway_ports_failed"), 0.0, "round {round}");
+        assert_eq!(fixture.metric("rouse_activator_gateway_ports"), 1.0, "round {round}");
+        assert_served(&mut connect(port).await).await;
+    }
+    fixture.apply_change(|table| set_gateway_port(table, &service(), None));
+    wait_until(|| !is_open(port)).await;
+}
+
+/// As above, while the tasks of listeners run on other threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_closes_and_opens_again_beside_its_task_answers_each_connection() {
+    let port = unused_port();
+    let mut fixture = start_with_port(port).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    for round in 0..50 {
+        fixture.apply_change(|table| set_gateway_port(table, &service(), None));
+        fixture.apply_change(|table| set_gateway_port(table, &service(), Some(port)));
+        assert_eq!(fixture.metric("rouse_activator_gateway_ports_failed"), 0.0, "round {round}");
+        assert_served(&mut connect(port).await).await;
+    }
+}
+
+/// Without an eBPF program for all ports, each service's own port has such a listener too.
+#[tokio::test]
+async fn a_services_own_port_that_goes_and_soon_comes_again_answers_each_connection() {
+    let mut fixture = start_with_port(unused_port()).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    let entry = fixture.table.services[&service()].clone();
+    for round in 0..50 {
+        fixture.apply_change(|table| drop(table.services.remove(&service())));
+        for _ in 0..round % 5 {
+            tokio::task::yield_now().await;
+        }
+        fixture.apply_change(|table| drop(table.services.insert(service(), entry.clone())));
+        assert!(fixture.activator.ports.not_ready_reasons().is_empty(), "round {round}");
+        assert_served(&mut fixture.connect().await).await;
+    }
+}
+
 #[tokio::test]
 async fn a_port_that_moves_leads_new_connections_to_its_next_service() {
     let port = unused_port();

@@ -19,6 +19,7 @@ use super::{AcceptedProtocol, ClientConnectionServer};
 use crate::{
     clients::connections::ClientConnection,
     entrypoint::{ClientTransport, Entrypoint, TrafficOrigin},
+    listeners::port_listeners::ListenerHandle,
     routes::service::PortProtocol,
     tcp_socket::{self, ResettingStream},
 };
@@ -59,6 +60,33 @@ impl ClientConnectionServer {
         self.accept_until(listener, AcceptingListener { entrypoint, transport }, closed).await;
     }
 
+    /// Accepts connections from `listener` for `entrypoint`, until `handle` orders the close or until `stop`.
+    pub async fn run_port_listener(
+        self: Arc<Self>,
+        listener: TcpListener,
+        entrypoint: Entrypoint,
+        handle: Arc<ListenerHandle>,
+        stop: CancellationToken,
+    ) {
+        let (entrypoint, transport) = (Some(entrypoint), ClientTransport::Plain);
+        let accepting = AcceptingListener { entrypoint, transport };
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => return self.accept_backlog(listener, accepting),
+                () = handle.wait_close_ordered() => match handle.begin_close() {
+                    Some(closing) => {
+                        self.accept_backlog(listener, accepting);
+                        return drop(closing);
+                    }
+                    // The port is wanted again.
+                    None => continue,
+                },
+            };
+            self.handle_accepted(accepted, accepting).await;
+        }
+    }
+
     async fn accept_until(
         self: Arc<Self>,
         listener: TcpListener,
@@ -70,10 +98,18 @@ impl ClientConnectionServer {
                 accepted = listener.accept() => accepted,
                 () = closed.cancelled() => return self.accept_backlog(listener, accepting),
             };
-            match accepted {
-                Ok((stream, peer)) => self.accept_connection(stream, accepting, peer),
-                Err(error) => self.on_accept_error(&error).await,
-            }
+            self.handle_accepted(accepted, accepting).await;
+        }
+    }
+
+    async fn handle_accepted(
+        self: &Arc<Self>,
+        accepted: io::Result<(TcpStream, SocketAddr)>,
+        accepting: AcceptingListener,
+    ) {
+        match accepted {
+            Ok((stream, peer)) => self.accept_connection(stream, accepting, peer),
+            Err(error) => self.on_accept_error(&error).await,
         }
     }
 
