@@ -14,13 +14,10 @@ use anyhow::{Context as _, Result};
 use super::TestTier;
 use crate::cluster::cgroups;
 
-/// Processor weight of a lane, in percent of the default. That of the cluster tier holds clients only: a cluster has a
-/// cgroup and a weight of its own.
+/// Processor weight of a lane, in percent of the default. The lane that builds ends last if it has no more than the others.
+/// A larger weight would starve tests with timeouts.
 fn weight_percent(tier: Option<TestTier>) -> u32 {
-    match tier {
-        Some(TestTier::Cluster) => 100,
-        _ => cgroups::CLUSTER_CPU_PERCENT,
-    }
+    tier.map_or(150, |_| 100)
 }
 
 /// Path of a lane's cgroup below the mount. `None` is the lane of the process that builds, and runs the tiers without
