@@ -251,7 +251,7 @@ impl StaleConnectionCloser {
         round.clients
     }
 
-    /// Logs one of the processes whose namespace cannot be read, if the last scan has not found the same of it.
+    /// Logs one of the processes whose namespace cannot be read, unless the last scan could not read it either.
     fn log_unknown(&self, unknown: &BTreeMap<u32, NamespaceError>) {
         let mut last_scan = lock(&self.last_scan);
         if let Some((_, error)) = unknown.iter().find(|(pid, _)| !last_scan.unknown.contains(*pid))
