@@ -116,9 +116,10 @@ impl AgentFixture {
         let root = CGROUP_ROOTS.iter().find(|root| Path::new(root).join("cgroup.procs").is_file());
         let cgroup = Path::new(root.expect("cgroup v2")).join(&name);
         fs::create_dir_all(cgroup.join(pods_cgroup).join("poduid-1/main")).expect("a cgroup");
+        for part in ["n", "p"] {
+            crate::fixture::add_netns(&format!("{name}-{part}"));
+        }
         for line in [
-            format!("ip netns add {name}-n"),
-            format!("ip netns add {name}-p"),
             format!("ip -n {name}-n link add v0 type veth peer name eth0 netns {name}-p"),
             format!("ip -n {name}-n address add 10.77.0.1/24 dev v0"),
             format!("ip -n {name}-p address add 10.77.0.2/24 dev eth0"),

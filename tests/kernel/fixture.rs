@@ -391,7 +391,7 @@ impl KernelFixture {
         let netns = format!("{}-{number}", self.name);
         let node = format!("{}-node", self.name);
         let veth = format!("v{number}");
-        run_ip(&["netns", "add", &netns]);
+        add_netns(&netns);
         run_ip(&[
             "-n", &node, "link", "add", &veth, "type", "veth", "peer", "name", "eth0", "netns",
             &netns,
@@ -457,7 +457,7 @@ impl Drop for FixtureCleanup {
 
 fn create_node(name: &str) {
     let node = format!("{name}-node");
-    run_ip(&["netns", "add", &node]);
+    add_netns(&node);
     run_ip(&["-n", &node, "link", "set", "lo", "up"]);
     run_ip(&["-n", &node, "link", "add", "br0", "type", "bridge"]);
     run_ip(&["-n", &node, "addr", "add", "10.99.0.1/16", "dev", "br0"]);
@@ -478,6 +478,19 @@ pub(crate) fn run_ip(args: &[&str]) {
     let output = Command::new("ip").args(args).output().expect("`ip` is installed (iproute2)");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "`ip {}` failed: {stderr}", args.join(" "));
+}
+
+/// Creates a network namespace with a small table of connections of its own, where the kernel has such tables (6.1).
+///
+/// Otherwise each list of its connections would walk the table of the whole machine: milliseconds, in which a test mostly
+/// waits for others.
+pub(crate) fn add_netns(name: &str) {
+    // The setting counts for namespaces that are made from the one in which it is written.
+    let script = "file=/proc/sys/net/ipv4/tcp_child_ehash_entries
+        [ ! -e $file ] || echo 16384 > $file
+        exec ip netns add \"$1\"";
+    let status = Command::new("unshare").args(["--net", "sh", "-ec", script, "sh", name]).status();
+    assert!(status.expect("`unshare` is installed (util-linux)").success(), "namespace {name}");
 }
 
 /// Moves the calling thread into a network namespace, permanently.

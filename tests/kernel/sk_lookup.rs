@@ -193,7 +193,7 @@ fn the_program_follows_a_namespace_that_was_recreated() {
     assert_eq!(programs.keep_attached().unwrap(), 0);
     crate::fixture::run_ip(&["netns", "del", &activator.netns]);
     assert!(programs.keep_attached().is_err(), "there is nothing to attach to");
-    crate::fixture::run_ip(&["netns", "add", &activator.netns]);
+    crate::fixture::add_netns(&activator.netns);
     assert_eq!(programs.keep_attached().unwrap(), 1);
     assert_eq!(programs.keep_attached().unwrap(), 0);
 }
