@@ -6,7 +6,7 @@ use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 use common::wire::{
     AppProtocol, DomainProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
     MappedDomain, NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect,
-    RouteBackend, WeightedBackend,
+    RouteBackend, RuleTimeouts, WeightedBackend,
 };
 
 use crate::harness::{ActivatorFixture, FakeHttp1Pod, OK, service, start_pod};
@@ -25,9 +25,15 @@ fn prefix(path: &str) -> PathMatch {
 /// Returns a rule for a prefix with these backends, all of the same weight.
 fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
     let backends = targets.into_iter();
-    let backends = backends.map(|target| WeightedBackend { weight: NonZeroU32::MIN, target });
+    let backends = backends.map(|target| WeightedBackend {
+        weight: NonZeroU32::MIN,
+        target,
+        request_headers: HeaderChanges::default(),
+        response_headers: HeaderChanges::default(),
+    });
     HttpRule {
         route: NamespacedName::new("default", "shop"),
+        is_grpc: false,
         path: prefix(path),
         method: None,
         headers: Vec::new(),
@@ -35,6 +41,8 @@ fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
         request_headers: HeaderChanges::default(),
         response_headers: HeaderChanges::default(),
         redirect: None,
+        rewrite: None,
+        timeouts: RuleTimeouts::default(),
         backends: backends.collect(),
     }
 }
@@ -200,7 +208,8 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         redirect: Some(redirect),
         ..rule(path, Vec::new())
     };
-    let plain = RequestRedirect { is_https: None, host: None, port: None, status: 302 };
+    let plain =
+        RequestRedirect { is_https: None, host: None, port: None, path: None, status: 302 };
     let host = Some("b.test".to_owned());
     let port = std::num::NonZeroU16::new;
     let mut rules = vec![

@@ -1,6 +1,6 @@
 //! Pure: the rule that a request gets, compared with a reference that reads the specification's text.
 
-use common::wire::HeaderChanges;
+use common::wire::{HeaderChanges, RuleTimeouts};
 use http::Request;
 use proptest::prelude::*;
 
@@ -9,6 +9,7 @@ use super::*;
 fn rule(path: PathMatch) -> HttpRule {
     HttpRule {
         route: NamespacedName::new("default", "shop"),
+        is_grpc: false,
         path,
         method: None,
         headers: Vec::new(),
@@ -16,6 +17,8 @@ fn rule(path: PathMatch) -> HttpRule {
         request_headers: HeaderChanges::default(),
         response_headers: HeaderChanges::default(),
         redirect: None,
+        rewrite: None,
+        timeouts: RuleTimeouts::default(),
         backends: Vec::new(),
     }
 }

@@ -311,6 +311,7 @@ fn read_redirect(value: &Value) -> Result<RequestRedirect, String> {
         },
         host: non_empty_text(&value["hostname"]).map(Into::into),
         port: read_port(&value["port"]),
+        path: None,
         status: status.filter(|it| (300..400).contains(it)).unwrap_or(302),
     })
 }

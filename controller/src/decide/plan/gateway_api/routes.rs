@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU32};
 
 use common::wire::{
-    AppProtocol, GatewayHostKey, HttpRule, NamespacedName, PlainBackend, RouteBackend,
-    WeightedBackend,
+    AppProtocol, GatewayHostKey, HeaderChanges, HttpRule, NamespacedName, PlainBackend,
+    RouteBackend, RuleTimeouts, WeightedBackend,
 };
 use kube::core::SelectorExt as _;
 
@@ -152,6 +152,7 @@ fn plan_rules(
         let backends = plan_backends(cluster, name, rule, &mut resolved);
         rules.extend(rule.matches.iter().map(|it| HttpRule {
             route: name.clone(),
+            is_grpc: false,
             path: it.path.clone(),
             method: it.method.clone(),
             headers: it.headers.clone(),
@@ -159,6 +160,8 @@ fn plan_rules(
             request_headers: rule.request_headers.clone(),
             response_headers: rule.response_headers.clone(),
             redirect: rule.redirect.clone(),
+            rewrite: None,
+            timeouts: RuleTimeouts::default(),
             backends: backends.clone(),
         }));
     }
@@ -182,7 +185,12 @@ fn plan_backends(
             RouteBackend::Unresolved
         });
         let weight = NonZeroU32::new(spec.weight);
-        backends.extend(weight.map(|weight| WeightedBackend { weight, target }));
+        backends.extend(weight.map(|weight| WeightedBackend {
+            weight,
+            target,
+            request_headers: HeaderChanges::default(),
+            response_headers: HeaderChanges::default(),
+        }));
     }
     backends
 }
