@@ -5,8 +5,8 @@ use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 
 use common::wire::{
     AppProtocol, DomainProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
-    MappedDomain, NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect,
-    RouteBackend, RuleTimeouts, WeightedBackend,
+    MappedDomain, NamespacedName, PathMatch, PathModifier, PathPrefix, PathRule, PlainBackend,
+    RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite, WeightedBackend,
 };
 
 use crate::harness::{ActivatorFixture, FakeHttp1Pod, OK, service, start_pod};
@@ -202,14 +202,43 @@ async fn headers_are_changed_both_ways() {
 }
 
 #[tokio::test]
+async fn a_backend_has_changes_of_headers_of_its_own() {
+    let (mut fixture, pod, other) = start().await;
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let set = |value: &str| HeaderChanges { set: pair("x-backend", value), ..Default::default() };
+    let targets = vec![RouteBackend::Service(service()), plain("other:80", other.address)];
+    let mut shared = HttpRule {
+        request_headers: set("rule"),
+        response_headers: HeaderChanges { add: pair("x-inner", "2"), ..Default::default() },
+        ..rule("/", targets)
+    };
+    shared.backends[1].request_headers = set("other");
+    shared.backends[1].response_headers =
+        HeaderChanges { remove: vec!["x-inner".into()], ..Default::default() };
+    set_host(&mut fixture, "http://*", vec![shared]);
+    // Each of them is missed with a probability of 2^-40.
+    for _ in 0..40 {
+        let response = get(&fixture, "any.test", "/", "").await;
+        // What the backend removes is gone before the rule adds its own.
+        assert!(response.contains("x-inner: 2\r\n"), "{response}");
+        assert!(!response.contains("x-inner: 1\r\n"), "{response}");
+    }
+    assert!(pod.requests() > 0 && other.requests() > 0);
+    for (heads, own) in [(pod.heads(), "rule"), (other.heads(), "other")] {
+        let line = format!("x-backend: {own}\r\n");
+        assert_eq!(heads.matches("x-backend: ").count(), heads.matches(&line).count(), "{heads}");
+        assert!(heads.contains(&line), "{heads}");
+    }
+}
+
+#[tokio::test]
 async fn a_redirect_keeps_what_it_does_not_name() {
     let (mut fixture, pod, _other) = start().await;
     let redirected = |path: &str, redirect: RequestRedirect| HttpRule {
         redirect: Some(redirect),
         ..rule(path, Vec::new())
     };
-    let plain =
-        RequestRedirect { is_https: None, host: None, port: None, path: None, status: 302 };
+    let plain = RequestRedirect { is_https: None, host: None, port: None, path: None, status: 302 };
     let host = Some("b.test".to_owned());
     let port = std::num::NonZeroU16::new;
     let mut rules = vec![
@@ -221,7 +250,15 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         redirected("/port", RequestRedirect { port: port(8080), ..plain.clone() }),
         redirected(
             "/usual",
-            RequestRedirect { is_https: Some(true), port: port(443), host, ..plain },
+            RequestRedirect { is_https: Some(true), port: port(443), host, ..plain.clone() },
+        ),
+        redirected(
+            "/full",
+            RequestRedirect { path: PathModifier::parse_full_path("/whole"), ..plain.clone() },
+        ),
+        redirected(
+            "/old",
+            RequestRedirect { path: PathModifier::parse_prefix("/new"), status: 308, ..plain },
         ),
     ];
     let cached = vec![("cache-control".to_owned(), "max-age=60".to_owned())];
@@ -233,6 +270,9 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         ("/scheme", "301", "https://a.test/scheme"),
         ("/port", "302", "http://a.test:8080/port"),
         ("/usual", "302", "https://b.test/usual"),
+        ("/full/path?y=1", "302", "http://a.test/whole?y=1"),
+        ("/old/lemon?y=1", "308", "http://a.test/new/lemon?y=1"),
+        ("/old", "308", "http://a.test/new"),
     ] {
         let response = get(&fixture, "A.test:80", path, "").await;
         assert_eq!(status(&response), code, "{path}");
@@ -241,4 +281,42 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         assert_eq!(is_cached, path == "/scheme", "{path}: {response}");
     }
     assert_eq!(pod.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_backend_receives_the_host_and_path_that_its_rule_states() {
+    let (mut fixture, _pod, other) = start().await;
+    let rewritten = |path: &str, host: Option<&str>, modifier: Option<PathModifier>| HttpRule {
+        rewrite: Some(UrlRewrite { host: host.map(Into::into), path: modifier }),
+        ..rule(path, vec![plain("other:80", other.address)])
+    };
+    let rules = vec![
+        rewritten("/host", Some("one.test"), None),
+        rewritten("/full", None, PathModifier::parse_full_path("/whole")),
+        rewritten("/prefix/one", Some("one.test"), PathModifier::parse_prefix("/one")),
+        rewritten("/strip", None, PathModifier::parse_prefix("/")),
+    ];
+    set_host(&mut fixture, "http://*", rules);
+    for (path, host, target) in [
+        ("/host/x?y", "one.test", "/host/x?y"),
+        ("/full/a/b?y=%20", "any.test", "/whole?y=%20"),
+        ("/prefix/one/two", "one.test", "/one/two"),
+        ("/strip", "any.test", "/"),
+        // The target of this one is no URI, and is kept beside the one that hyper has read.
+        ("/strip/three/?q=\"x\"", "any.test", "/three/?q=\"x\""),
+    ] {
+        let response = get(&fixture, "any.test", path, "").await;
+        assert_eq!(status(&response), "200", "{path}: {response}");
+        let heads = other.heads();
+        let last = heads.rsplit("GET ").next().unwrap();
+        assert!(last.starts_with(&format!("{target} HTTP/1.1\r\n")), "{path}: {last}");
+        assert!(last.contains(&format!("host: {host}\r\n")), "{path}: {last}");
+        assert!(last.contains("x-forwarded-host: any.test\r\n"), "{path}: {last}");
+        assert!(!last.contains("k-original-host"), "{path}: {last}");
+    }
+    let requests = other.requests();
+    for path in ["/strip//evil.test/", "/prefix/one/../two"] {
+        assert_eq!(status(&get(&fixture, "any.test", path, "").await), "400", "{path}");
+    }
+    assert_eq!(other.requests(), requests);
 }

@@ -182,8 +182,8 @@ impl RequestForwarder {
         {
             headers::add_hsts(response.headers_mut(), policy);
         }
-        if let Some(rule) = &pending.service_match.gateway_rule {
-            rule.response_headers.apply(response.headers_mut());
+        if let Some(picked) = &pending.service_match.picked_backend {
+            picked.change_response(response.headers_mut());
         }
         if status != StatusCode::SWITCHING_PROTOCOLS && opened.is_none() {
             return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));

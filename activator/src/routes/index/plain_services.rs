@@ -18,6 +18,7 @@ use common::{
 };
 
 use crate::{
+    edge::header_edits::HeaderEdits,
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
         route_settings::{
@@ -62,6 +63,8 @@ impl PlainServices {
         let rules = entry.rules.into_iter().map(|mut rule: HttpRule| {
             let backends = std::mem::take(&mut rule.backends).into_iter().map(|it| RoutedBackend {
                 weight: it.weight.get(),
+                request_headers: HeaderEdits::new(&it.request_headers),
+                response_headers: HeaderEdits::new(&it.response_headers),
                 target: match it.target {
                     RouteBackend::Service(name) => RoutedTarget::Service(name),
                     RouteBackend::Plain(plain) => {

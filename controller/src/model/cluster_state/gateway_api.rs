@@ -8,7 +8,7 @@ use std::{
 
 use common::wire::{
     AppProtocol, GatewayHostKey, HeaderChanges, HttpRule, NamespacedName, PathMatch,
-    RequestRedirect,
+    RequestRedirect, UrlRewrite,
 };
 use kube::core::Selector;
 use serde_json::Value;
@@ -156,6 +156,8 @@ pub struct RouteRuleSpec {
     pub response_headers: HeaderChanges,
     /// Redirect; `None`: a backend responds.
     pub redirect: Option<RequestRedirect>,
+    /// Change of the URL of requests; `None`: it stays.
+    pub rewrite: Option<UrlRewrite>,
     /// Backends that share the requests by weight.
     pub backends: Vec<BackendSpec>,
 }
@@ -184,6 +186,10 @@ pub struct BackendSpec {
     pub name: NamespacedName,
     /// Port of the Service.
     pub port: Option<NonZeroU16>,
+    /// Changes of the headers of its requests.
+    pub request_headers: HeaderChanges,
+    /// Changes of the headers of its responses.
+    pub response_headers: HeaderChanges,
 }
 
 /// Group, kind and name of an object that a ReferenceGrant permits to name; without a name: all of the kind.

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU32};
 
 use common::wire::{
-    AppProtocol, GatewayHostKey, HeaderChanges, HttpRule, NamespacedName, PlainBackend,
-    RouteBackend, RuleTimeouts, WeightedBackend,
+    AppProtocol, GatewayHostKey, HttpRule, NamespacedName, PlainBackend, RouteBackend,
+    RuleTimeouts, WeightedBackend,
 };
 use kube::core::SelectorExt as _;
 
@@ -160,7 +160,7 @@ fn plan_rules(
             request_headers: rule.request_headers.clone(),
             response_headers: rule.response_headers.clone(),
             redirect: rule.redirect.clone(),
-            rewrite: None,
+            rewrite: rule.rewrite.clone(),
             timeouts: RuleTimeouts::default(),
             backends: backends.clone(),
         }));
@@ -188,8 +188,8 @@ fn plan_backends(
         backends.extend(weight.map(|weight| WeightedBackend {
             weight,
             target,
-            request_headers: HeaderChanges::default(),
-            response_headers: HeaderChanges::default(),
+            request_headers: spec.request_headers.clone(),
+            response_headers: spec.response_headers.clone(),
         }));
     }
     backends

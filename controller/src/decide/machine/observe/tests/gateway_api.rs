@@ -204,15 +204,15 @@ fn a_parent_states_the_reason_for_which_a_route_is_not_attached() {
     };
     let mut other_host = route(plain_backend(), &["/"]);
     other_host["hostnames"] = json!(["b.test"]);
-    let mut rewrite = route(plain_backend(), &["/"]);
-    rewrite["rules"][0]["filters"] = json!([{"type": "URLRewrite"}]);
+    let mut mirror = route(plain_backend(), &["/"]);
+    mirror["rules"][0]["filters"] = json!([{"type": "RequestMirror"}]);
     for (spec, expected) in [
         (with("sectionName", "http".into()), "Accepted"),
         (with("sectionName", "none".into()), "NoMatchingParent"),
         (with("port", 81.into()), "NoMatchingParent"),
         (with("sectionName", "labelled".into()), "NotAllowedByListeners"),
         (other_host, "NoMatchingListenerHostname"),
-        (rewrite, "UnsupportedValue"),
+        (mirror, "UnsupportedValue"),
     ] {
         apply_route(&mut api_server, "shop", spec.clone());
         assert_eq!(reasons(&api_server, "shop").0, expected, "{spec}");
