@@ -167,6 +167,9 @@ impl RequestForwarder {
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         observers.set_pod(&pod_response.permit.pod);
+        if let Some(deadline) = pod_response.deadline {
+            timer.limit_deadline(deadline);
+        }
         let mut response = self.relay_response(pod_response, &mut pending, timer, observers)?;
         self.request_reconnect(&mut response, &pending);
         Ok(response)

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
 use http::{Request, Response, Uri, Version, request, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
+use tokio::time::Instant;
 
 use crate::{
     clients::{
@@ -104,6 +105,12 @@ impl PendingRequest {
     /// Name of its service within the cluster.
     pub(crate) fn own_host(&self) -> String {
         service_host(&self.service)
+    }
+
+    /// Time at which an exchange with a pod that begins now has to be over; `None`: only the whole request has a limit.
+    pub(crate) fn exchange_deadline(&self) -> Option<Instant> {
+        let timeout = self.service_match.rule_timeouts().backend_request?;
+        Some(Instant::now() + timeout)
     }
 
     /// Number of bytes that it is charged with while it waits.

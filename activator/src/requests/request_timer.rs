@@ -57,6 +57,11 @@ impl RequestTimer {
         self.idle_timeout
     }
 
+    /// Brings the deadline of the whole request forward to this one, from the next time on at which the timer is set.
+    pub(crate) fn limit_deadline(&mut self, deadline: Instant) {
+        self.deadline = self.deadline.min(deadline);
+    }
+
     /// Sets the timer again, at the response's beginning and at each frame. From then on only the timeouts of the whole
     /// request and of silence apply.
     pub(crate) fn restart_idle_timeout(&mut self) {

@@ -6,7 +6,7 @@ use common::{
     url_query::query_pairs,
     wire::{
         GatewayHostKey, HttpRule, NamespacedName, PathMatch, PathModifier, PathPrefix,
-        RequestRedirect, UrlRewrite,
+        RequestRedirect, RuleTimeouts, UrlRewrite,
     },
 };
 use http::{HeaderMap, HeaderValue, Method, request};
@@ -48,6 +48,8 @@ pub(crate) struct GatewayRule {
     pub(crate) redirect: Option<RequestRedirect>,
     /// Change of the URL of requests; `None`: backends receive it as it is.
     pub(crate) rewrite: Option<UrlRewrite>,
+    /// Timeouts of requests.
+    pub(crate) timeouts: RuleTimeouts,
     path: PathMatch,
     method: Option<String>,
     headers: Vec<(String, String)>,
@@ -133,6 +135,7 @@ impl GatewayRule {
             route: rule.route,
             redirect: rule.redirect,
             rewrite: rule.rewrite,
+            timeouts: rule.timeouts,
             path: rule.path,
             method: rule.method,
             headers: rule.headers,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use common::wire::{ClientAuth, MappedDomain, PathPrefix};
+use common::wire::{ClientAuth, MappedDomain, PathPrefix, RuleTimeouts};
 
 use crate::routes::{
     gateway_rules::PickedBackend,
@@ -45,6 +45,11 @@ impl ServiceMatch {
         }
         let depth = self.stripped_prefix()?.depth();
         (depth > 0).then(|| strip_segments(target, depth))
+    }
+
+    /// Timeouts that a rule of the Gateway API states for the request, beside those of the Revision.
+    pub fn rule_timeouts(&self) -> RuleTimeouts {
+        self.picked_backend.as_ref().map(|it| it.rule.timeouts).unwrap_or_default()
     }
 
     /// Returns true if http from outside is redirected to https.

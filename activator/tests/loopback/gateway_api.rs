@@ -8,8 +8,11 @@ use common::wire::{
     MappedDomain, NamespacedName, PathMatch, PathModifier, PathPrefix, PathRule, PlainBackend,
     RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite, WeightedBackend,
 };
+use tokio::io::AsyncWriteExt as _;
 
-use crate::harness::{ActivatorFixture, FakeHttp1Pod, OK, service, start_pod};
+use crate::harness::{
+    ActivatorFixture, FakeHttp1Pod, OK, read_head, service, start_pod, start_pod_with,
+};
 
 /// Response with a header that a rule removes.
 const OTHER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-inner: 1\r\n\r\nother";
@@ -319,4 +322,54 @@ async fn a_backend_receives_the_host_and_path_that_its_rule_states() {
         assert_eq!(status(&get(&fixture, "any.test", path, "").await), "400", "{path}");
     }
     assert_eq!(other.requests(), requests);
+}
+
+/// Returns a rule for a prefix with these timeouts in milliseconds, which leads to the pod at this address.
+fn limited(
+    path: &str,
+    request: Option<u64>,
+    backend_request: Option<u64>,
+    address: SocketAddr,
+) -> HttpRule {
+    let timeouts = RuleTimeouts {
+        request: request.map(Duration::from_millis),
+        backend_request: backend_request.map(Duration::from_millis),
+    };
+    HttpRule { timeouts, ..rule(path, vec![plain("limited:80", address)]) }
+}
+
+#[tokio::test]
+async fn a_rule_limits_the_time_of_a_request_and_of_each_exchange() {
+    const HOUR: Option<u64> = Some(3_600_000);
+    let (mut fixture, _pod, other) = start().await;
+    let silent = start_pod(OK, Duration::from_secs(7200)).await;
+    let rules = vec![
+        limited("/request", Some(50), HOUR, silent.address),
+        limited("/backend", HOUR, Some(50), silent.address),
+        limited("/long", HOUR, HOUR, other.address),
+    ];
+    set_host(&mut fixture, "http://*", rules);
+    for (path, expected) in [("/request", "504"), ("/backend", "504"), ("/long", "200")] {
+        let response = get(&fixture, "any.test", path, "").await;
+        assert_eq!(status(&response), expected, "{path}: {response}");
+        let is_timeout = response.ends_with("activator request timeout");
+        assert_eq!(is_timeout, expected == "504", "{path}: {response}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_has_begun_ends_with_the_time_of_its_exchange() {
+    let (mut fixture, _pod, _other) = start().await;
+    let stalling = start_pod_with(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        let begun = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nbegun\r\n";
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let rules = vec![limited("/", None, Some(1000), stalling.await)];
+    set_host(&mut fixture, "http://*", rules);
+    let response = get(&fixture, "any.test", "/", "").await;
+    assert_eq!(status(&response), "200", "{response}");
+    assert!(response.contains("begun"), "{response}");
+    assert!(response.contains("activator request timeout"), "{response}");
 }

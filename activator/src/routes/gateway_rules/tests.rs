@@ -1,6 +1,6 @@
 //! Pure: the rule that a request gets, compared with a reference that reads the specification's text.
 
-use common::wire::{HeaderChanges, RuleTimeouts};
+use common::wire::HeaderChanges;
 use http::Request;
 use proptest::prelude::*;
 

@@ -8,7 +8,7 @@ use std::{
 
 use common::wire::{
     AppProtocol, GatewayHostKey, HeaderChanges, HttpRule, NamespacedName, PathMatch,
-    RequestRedirect, UrlRewrite,
+    RequestRedirect, RuleTimeouts, UrlRewrite,
 };
 use kube::core::Selector;
 use serde_json::Value;
@@ -158,6 +158,8 @@ pub struct RouteRuleSpec {
     pub redirect: Option<RequestRedirect>,
     /// Change of the URL of requests; `None`: it stays.
     pub rewrite: Option<UrlRewrite>,
+    /// Timeouts of requests.
+    pub timeouts: RuleTimeouts,
     /// Backends that share the requests by weight.
     pub backends: Vec<BackendSpec>,
 }

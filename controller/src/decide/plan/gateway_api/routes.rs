@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU32};
 
 use common::wire::{
     AppProtocol, GatewayHostKey, HttpRule, NamespacedName, PlainBackend, RouteBackend,
-    RuleTimeouts, WeightedBackend,
+    WeightedBackend,
 };
 use kube::core::SelectorExt as _;
 
@@ -161,7 +161,7 @@ fn plan_rules(
             response_headers: rule.response_headers.clone(),
             redirect: rule.redirect.clone(),
             rewrite: rule.rewrite.clone(),
-            timeouts: RuleTimeouts::default(),
+            timeouts: rule.timeouts,
             backends: backends.clone(),
         }));
     }

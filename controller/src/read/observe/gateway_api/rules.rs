@@ -1,6 +1,8 @@
 //! Pure: rules of routes. The error of a route names the first value that Rouse does not support.
 
-use common::wire::{HeaderChanges, NamespacedName, PathMatch, PathModifier, PathPrefix};
+use common::wire::{
+    HeaderChanges, NamespacedName, PathMatch, PathModifier, PathPrefix, RuleTimeouts,
+};
 use serde_json::Value;
 
 use super::{
@@ -9,8 +11,12 @@ use super::{
 };
 use crate::model::{
     cluster_state::{BackendSpec, RouteMatchSpec, RouteRuleSpec},
+    go_values::parse_duration,
     object::json::array_items,
 };
+
+/// One millisecond in nanoseconds.
+const NANOS_PER_MS: i64 = 1_000_000;
 
 /// Most bytes of the texts of a route's rules, where each match has a copy of its rule's: the RouteTable has them so, for
 /// each host of the route.
@@ -63,7 +69,7 @@ fn pairs_bytes(pairs: &[(String, String)]) -> usize {
 }
 
 fn read_http_rule(rule: &Value, namespace: &str) -> Result<RouteRuleSpec, String> {
-    refuse_fields(rule, &["retry", "sessionPersistence", "timeouts"])?;
+    refuse_fields(rule, &["retry", "sessionPersistence"])?;
     let matches = array_items(&rule["matches"]).map(read_http_match);
     let mut matches = matches.collect::<Result<Vec<_>, _>>()?;
     if matches.is_empty() {
@@ -99,8 +105,22 @@ fn build_rule(
         response_headers: filters.response_headers,
         redirect: filters.redirect,
         rewrite: filters.rewrite,
+        timeouts: read_timeouts(&rule["timeouts"])?,
         backends: backends.collect::<Result<_, _>>()?,
     })
+}
+
+/// Reads the timeouts of a rule. One of 0 is none.
+fn read_timeouts(value: &Value) -> Result<RuleTimeouts, String> {
+    let timeout = |field: &str| -> Result<_, String> {
+        let Some(text) = value[field].as_str() else { return Ok(None) };
+        let parsed = parse_duration(text).ok();
+        // The RouteTable has whole milliseconds, and less than one would be none.
+        let whole = parsed.filter(|it| it.0 >= 0 && it.0 % NANOS_PER_MS == 0);
+        let whole = whole.ok_or_else(|| format!("{text:?} is no value of the timeout {field}"))?;
+        Ok(Some(whole.to_duration()).filter(|it| !it.is_zero()))
+    };
+    Ok(RuleTimeouts { request: timeout("request")?, backend_request: timeout("backendRequest")? })
 }
 
 fn read_http_match(value: &Value) -> Result<RouteMatchSpec, String> {
@@ -172,6 +192,8 @@ fn read_backend(reference: &Value, own_namespace: &str) -> Result<BackendSpec, S
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use common::wire::UrlRewrite;
     use serde_json::json;
 
@@ -189,11 +211,6 @@ mod tests {
     #[test]
     fn what_is_not_supported_is_named() {
         let path = |kind: &str, value: &str| json!({"matches": [{"path": {"type": kind, "value": value}}]});
-        let filter = |filter: Value| json!({"filters": [filter]});
-        let rewrite = |kind: &str, value: &str| {
-            let path = json!({"type": kind, "replaceFullPath": value, "replacePrefixMatch": value});
-            json!({"type": "URLRewrite", "urlRewrite": {"path": path}})
-        };
         for (rule, expected) in [
             (path("RegularExpression", "/a"), "paths of type RegularExpression are not supported"),
             (
@@ -201,61 +218,14 @@ mod tests {
                 "the path /a;b is too long, or servers may read it differently",
             ),
             (
-                filter(json!({"type": "RequestMirror"})),
-                "filters of type RequestMirror are not supported",
-            ),
-            (filter(rewrite("ReplaceFullPath", "/a?b")), "\"/a?b\" cannot replace a path"),
-            (filter(rewrite("ReplacePrefixMatch", "a")), "\"a\" cannot replace a path"),
-            (
-                filter(rewrite("Regex", "a")),
-                "replacements of paths of type Regex are not supported",
-            ),
-            (
-                json!({"filters": [
-                    rewrite("ReplaceFullPath", "/a"),
-                    {"type": "RequestRedirect", "requestRedirect": {}},
-                ]}),
-                "a rule cannot have RequestRedirect and URLRewrite",
-            ),
-            (
-                json!({
-                    "matches": [{"path": {"type": "Exact", "value": "/a"}}],
-                    "filters": [rewrite("ReplacePrefixMatch", "/b")],
-                }),
-                "replacePrefixMatch needs matches of type PathPrefix",
-            ),
-            (
-                filter(json!({
-                    "type": "RequestHeaderModifier",
-                    "requestHeaderModifier": {"remove": ["X-Forwarded-For"]},
-                })),
-                "rules cannot change the header x-forwarded-for",
-            ),
-            (
-                filter(json!({
-                    "type": "ResponseHeaderModifier",
-                    "responseHeaderModifier": {"add": [{"name": "a", "value": "1\nb: 2"}]},
-                })),
-                "the header a cannot have the value \"1\\nb: 2\"",
-            ),
-            (
-                filter(json!({
-                    "type": "RequestHeaderModifier",
-                    "requestHeaderModifier": {"remove": ["a b"]},
-                })),
-                "\"a b\" is no name of a header",
-            ),
-            (
-                filter(json!({"type": "RequestRedirect", "requestRedirect": {"statusCode": 304}})),
-                "redirects with the status code 304 are not supported",
-            ),
-            (
                 json!({"matches": [{"headers": [{"type": "RegularExpression", "name": "a"}]}]}),
                 "headers of type RegularExpression are not supported",
             ),
+            (json!({"retry": {"attempts": 1}}), "the field retry of rules is not supported"),
+            (json!({"timeouts": {"request": "1us"}}), "\"1us\" is no value of the timeout request"),
             (
-                json!({"timeouts": {"request": "1s"}}),
-                "the field timeouts of rules is not supported",
+                json!({"timeouts": {"backendRequest": "-1s"}}),
+                "\"-1s\" is no value of the timeout backendRequest",
             ),
             (
                 json!({"backendRefs": [{"name": "a", "filters": [{"type": "RequestRedirect"}]}]}),
@@ -264,6 +234,56 @@ mod tests {
         ] {
             assert_eq!(fault(rule), expected);
         }
+    }
+
+    #[test]
+    fn a_filter_that_is_not_supported_is_named() {
+        let of_kind = |kind: &str, field: &str, value: Value| json!({"type": kind, field: value});
+        let request = |value| of_kind("RequestHeaderModifier", "requestHeaderModifier", value);
+        let response = |value| of_kind("ResponseHeaderModifier", "responseHeaderModifier", value);
+        let redirect = |value| of_kind("RequestRedirect", "requestRedirect", value);
+        for (filter, expected) in [
+            (json!({"type": "RequestMirror"}), "filters of type RequestMirror are not supported"),
+            (
+                request(json!({"remove": ["X-Forwarded-For"]})),
+                "rules cannot change the header x-forwarded-for",
+            ),
+            (
+                response(json!({"add": [{"name": "a", "value": "1\nb: 2"}]})),
+                "the header a cannot have the value \"1\\nb: 2\"",
+            ),
+            (request(json!({"remove": ["a b"]})), "\"a b\" is no name of a header"),
+            (
+                redirect(json!({"statusCode": 304})),
+                "redirects with the status code 304 are not supported",
+            ),
+            (redirect(json!({"scheme": "ftp"})), "the scheme ftp is not supported"),
+            (rewrite("ReplaceFullPath", "/a?b"), "\"/a?b\" cannot replace a path"),
+            (rewrite("ReplacePrefixMatch", "a"), "\"a\" cannot replace a path"),
+            (rewrite("Regex", "a"), "replacements of paths of type Regex are not supported"),
+        ] {
+            assert_eq!(fault(json!({"filters": [filter]})), expected);
+        }
+    }
+
+    /// Returns a filter that replaces paths in this way.
+    fn rewrite(kind: &str, value: &str) -> Value {
+        let path = json!({"type": kind, "replaceFullPath": value, "replacePrefixMatch": value});
+        json!({"type": "URLRewrite", "urlRewrite": {"path": path}})
+    }
+
+    #[test]
+    fn filters_must_fit_each_other_and_the_matches() {
+        let redirect = json!({"type": "RequestRedirect", "requestRedirect": {}});
+        let both = json!({"filters": [rewrite("ReplaceFullPath", "/a"), redirect]});
+        assert_eq!(fault(both), "a rule cannot have RequestRedirect and URLRewrite");
+        let with_exact_path = |kind: &str| {
+            let path = json!({"type": "Exact", "value": "/a"});
+            json!({"matches": [{"path": path}], "filters": [rewrite(kind, "/b")]})
+        };
+        let expected = "replacePrefixMatch needs matches of type PathPrefix";
+        assert_eq!(fault(with_exact_path("ReplacePrefixMatch")), expected);
+        assert!(read(with_exact_path("ReplaceFullPath")).is_ok());
     }
 
     /// An object of 64 KiB would else be many MiB in the table of each activator.
@@ -312,6 +332,22 @@ mod tests {
         let own = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(rule.matches[0].headers, [own("a", "1")]);
         assert_eq!(rule.matches[0].query, [own("b", "1"), own("B", "3")]);
+    }
+
+    #[test]
+    fn a_timeout_of_zero_is_none() {
+        for (request, backend_request, expected) in [
+            ("10s", "500ms", (Some(10_000), Some(500))),
+            ("1h2m3s4ms", "0s", (Some(3_723_004), None)),
+            ("0ms", "1ms", (None, Some(1))),
+        ] {
+            let timeouts = json!({"request": request, "backendRequest": backend_request});
+            let read = read(json!({"timeouts": timeouts})).expect("it is supported").timeouts;
+            let ms = |it: Option<Duration>| it.map(|it| it.as_millis());
+            assert_eq!((ms(read.request), ms(read.backend_request)), expected, "{timeouts}");
+        }
+        let none = read(json!({})).expect("it is supported").timeouts;
+        assert_eq!(none, RuleTimeouts::default());
     }
 
     #[test]
