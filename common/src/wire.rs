@@ -378,7 +378,7 @@ pub struct RevisionEntry {
 }
 
 /// Protocol that pods speak on a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AppProtocol {
     /// HTTP/1.1 (port name `http1` or none).
     Http1,

@@ -354,8 +354,8 @@ fn found_reason(found: &FoundService) -> String {
 
 /// Returns the rule of the Gateway API that counts for a request, with its effect.
 fn rule_reason(rule: &GatewayRule, effect: &str) -> String {
-    let GatewayRule { host, route, .. } = rule;
-    format!("a rule of route {route} for {host} is the first that fits, and {effect}")
+    let (GatewayRule { host, route, .. }, kind) = (rule, rule.route_kind());
+    format!("a rule of {kind} {route} for {host} is the first that fits, and {effect}")
 }
 
 /// Returns the choice of a tag as a sentence; `None`: tags have no meaning for the service.

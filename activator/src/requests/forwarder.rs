@@ -237,6 +237,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         ProxyRequestError::UnknownService(_)
         | ProxyRequestError::NoRevision(_)
         | ProxyRequestError::NoBackend(_)
+        | ProxyRequestError::NoGrpcBackend(_)
         | ProxyRequestError::UnknownRevision(_)
         | ProxyRequestError::RawTcpService(_)
         | ProxyRequestError::ForbiddenByNetworkPolicy(_)

@@ -180,15 +180,15 @@ impl RouteChooser<'_> {
         if rule.redirect.is_some() {
             return redirect_by_rule(rule, head, &host, is_https).map(RouteChoice::RuleRedirect);
         }
-        let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
-        let picked = PickedBackend::pick(rule, random_u64()).ok_or_else(no_backend)?;
+        let picked = PickedBackend::pick(rule, random_u64());
+        let picked = picked.ok_or_else(|| rule.no_backend())?;
         let service = match picked.target() {
             RoutedTarget::Service(name) => {
                 let missing = || ProxyRequestError::NoRevision(name.to_string());
                 self.routes.service_by_name(name).ok_or_else(missing)?
             }
             RoutedTarget::Plain(service) => Arc::clone(service),
-            RoutedTarget::Unresolved => return Err(no_backend()),
+            RoutedTarget::Unresolved => return Err(rule.no_backend()),
         };
         // Checked before the request waits, and done once it has a pod.
         let path = head.uri.path();
@@ -279,8 +279,7 @@ fn redirect_by_rule(
     own_host: &str,
     is_https: bool,
 ) -> Result<RuleRedirect, ProxyRequestError> {
-    let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
-    let redirect = rule.redirect.as_ref().ok_or_else(no_backend)?;
+    let redirect = rule.redirect.as_ref().ok_or_else(|| rule.no_backend())?;
     let is_https = redirect.is_https.unwrap_or(is_https);
     let target = headers::request_target(head);
     let unclear = |UnclearPath| path_failure(HostPathError::UnclearPath, own_host, head.uri.path());
@@ -292,7 +291,7 @@ fn redirect_by_rule(
     let location = headers::redirect_location(head, is_https, host, redirect.port, path);
     Ok(RuleRedirect {
         rule: Arc::clone(rule),
-        status: StatusCode::from_u16(redirect.status).map_err(|_bad| no_backend())?,
+        status: StatusCode::from_u16(redirect.status).map_err(|_bad| rule.no_backend())?,
         location: location.ok_or_else(|| ProxyRequestError::UnknownService(String::new()))?,
     })
 }

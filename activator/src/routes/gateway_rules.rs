@@ -14,6 +14,7 @@ use smol_str::SmolStr;
 
 use crate::{
     edge::header_edits::HeaderEdits,
+    request_error::ProxyRequestError,
     routes::{
         path_match::{HostPathError, UnclearPath, is_exact_path, longest_prefix},
         path_replacement::replace_path,
@@ -40,6 +41,8 @@ pub(crate) struct GatewayRule {
     pub(crate) host: SmolStr,
     /// Namespace and name of the route.
     pub(crate) route: NamespacedName,
+    /// True if the route is a GRPCRoute.
+    pub(crate) is_grpc: bool,
     /// Changes of the headers of requests.
     pub(crate) request_headers: HeaderEdits,
     /// Changes of the headers of responses.
@@ -133,6 +136,7 @@ impl GatewayRule {
             request_headers: HeaderEdits::new(&rule.request_headers),
             response_headers: HeaderEdits::new(&rule.response_headers),
             route: rule.route,
+            is_grpc: rule.is_grpc,
             redirect: rule.redirect,
             rewrite: rule.rewrite,
             timeouts: rule.timeouts,
@@ -141,6 +145,20 @@ impl GatewayRule {
             headers: rule.headers,
             query: rule.query,
             backends: backends.into(),
+        }
+    }
+
+    /// Kind of the route.
+    pub(crate) fn route_kind(&self) -> &'static str {
+        if self.is_grpc { "GRPCRoute" } else { "HTTPRoute" }
+    }
+
+    /// Failure of a request that has no backend.
+    pub(crate) fn no_backend(&self) -> ProxyRequestError {
+        let route = self.route.to_string();
+        match self.is_grpc {
+            true => ProxyRequestError::NoGrpcBackend(route),
+            false => ProxyRequestError::NoBackend(route),
         }
     }
 

@@ -10,8 +10,9 @@ use common::wire::{
 };
 use tokio::io::AsyncWriteExt as _;
 
-use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, OK, read_head, service, start_pod, start_pod_with,
+use crate::{
+    h2c::{self, FakeHttp2Pod, Http2TestClient},
+    harness::{ActivatorFixture, FakeHttp1Pod, OK, read_head, service, start_pod, start_pod_with},
 };
 
 /// Response with a header that a rule removes.
@@ -372,4 +373,69 @@ async fn a_response_that_has_begun_ends_with_the_time_of_its_exchange() {
     assert_eq!(status(&response), "200", "{response}");
     assert!(response.contains("begun"), "{response}");
     assert!(response.contains("activator request timeout"), "{response}");
+}
+
+/// Returns a rule of a GRPCRoute that leads to a Service with HTTP/2.
+fn calls(path: PathMatch, name: &str, address: SocketAddr) -> HttpRule {
+    let name = NamespacedName::new("default", name);
+    let target = RouteBackend::Plain(PlainBackend { name, address, protocol: AppProtocol::H2c });
+    HttpRule { is_grpc: true, path, ..rule("/", vec![target]) }
+}
+
+#[tokio::test]
+async fn calls_of_grpc_go_by_service_and_method_over_http2() {
+    let mut fixture = ActivatorFixture::new().await;
+    let buy = FakeHttp2Pod::start(h2c::echo).await;
+    let shop = FakeHttp2Pod::start(h2c::echo).await;
+    let mut rules = vec![
+        calls(PathMatch::parse_exact("/a.Shop/Buy").unwrap(), "buy:80", buy.address),
+        calls(prefix("/a.Shop"), "shop:80", shop.address),
+        HttpRule { is_grpc: true, ..rule("/b.Shop", vec![RouteBackend::Unresolved]) },
+    ];
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    rules[0].request_headers = HeaderChanges { set: pair("x-set", "1"), ..Default::default() };
+    rules[0].response_headers = HeaderChanges { set: pair("x-outer", "2"), ..Default::default() };
+    rules[1].headers = pair("version", "2");
+    set_host(&mut fixture, "http://calls.test", rules);
+    let client = Http2TestClient::connect_to(fixture.outside).await;
+    for (method, version, code) in [
+        ("/a.Shop/Buy", "1", 200),
+        ("/a.Shop/Sell", "2", 200),
+        // Clients read these as UNIMPLEMENTED, and the last one as UNAVAILABLE.
+        ("/a.Shop/Sell", "1", 404),
+        ("/c.Shop/Buy", "2", 404),
+        ("/b.Shop/Buy", "1", 503),
+    ] {
+        let call = http::Request::post(format!("http://calls.test{method}"));
+        let call = call.header("content-type", "application/grpc").header("te", "trailers");
+        let message = "\0\0\0\0\u{5}hello";
+        let response = client.send_request(call.header("version", version), &[message]);
+        let response = response.await.unwrap();
+        assert_eq!(response.head.status().as_u16(), code, "{method} {version}");
+        if code == 200 {
+            assert_eq!((&*response.body, response.trailer("grpc-status")), (message, Some("0")));
+        }
+        let is_changed = response.head.headers().contains_key("x-outer");
+        assert_eq!(is_changed, method == "/a.Shop/Buy", "{method}");
+    }
+    assert_eq!((buy.requests(), shop.requests()), (1, 1));
+    let heads = buy.request_heads();
+    assert_eq!(heads[0].uri.to_string(), "http://calls.test/a.Shop/Buy");
+    assert_eq!(heads[0].headers["x-set"], "1");
+    assert_eq!(heads[0].headers["te"], "trailers");
+}
+
+/// A change of one route would else close the connections of the other one.
+#[tokio::test]
+async fn one_port_may_be_a_backend_in_two_protocols() {
+    let (mut fixture, _pod, other) = start().await;
+    for _ in 0..2 {
+        let web = vec![rule("/", vec![plain("other:80", other.address)])];
+        set_host(&mut fixture, "http://web.test", web);
+        let calls = vec![calls(prefix("/"), "other:80", other.address)];
+        set_host(&mut fixture, "http://calls.test", calls);
+        assert_eq!(status(&get(&fixture, "web.test", "/", "").await), "200");
+    }
+    assert_eq!(fixture.activator.forwarder.routes.plain_revisions().len(), 2);
+    assert_eq!((other.requests(), other.connections()), (2, 1));
 }
