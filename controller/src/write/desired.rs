@@ -64,9 +64,10 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::RequestedCertificate | ResourceKind::IssuedCertificate => {
             requested_certificates::certificate_part(cluster, key)
         }
-        ResourceKind::GatewayClass | ResourceKind::Gateway | ResourceKind::HttpRoute => {
-            gateway_api::gateway_status(cluster, key)
-        }
+        ResourceKind::GatewayClass
+        | ResourceKind::Gateway
+        | ResourceKind::HttpRoute
+        | ResourceKind::GrpcRoute => gateway_api::gateway_status(cluster, key),
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace

@@ -16,6 +16,12 @@ use smol_str::SmolStr;
 
 use super::{ObjectMetaSummary, UnixMillis};
 
+mod host_claims;
+mod route_kind;
+
+pub use host_claims::{HostClaims, RouteClaims};
+pub use route_kind::{GatewayRouteId, GatewayRouteKind};
+
 /// Name by which GatewayClasses choose Rouse (`spec.controllerName`), and by which statuses name it.
 pub const GATEWAY_CONTROLLER: &str = "rouse.dev/gateway";
 /// Service of the system namespace whose addresses Gateways have.
@@ -28,8 +34,8 @@ pub struct ObservedGatewayApi {
     pub classes: BTreeMap<SmolStr, GatewayClassState>,
     /// Gateways of all classes: a class may be made after them.
     pub gateways: BTreeMap<NamespacedName, GatewayState>,
-    /// HTTPRoutes, of whatever Gateway.
-    pub routes: BTreeMap<NamespacedName, HttpRouteState>,
+    /// HTTPRoutes and GRPCRoutes, of whatever Gateway.
+    pub routes: BTreeMap<GatewayRouteId, GatewayRouteState>,
     /// ReferenceGrants of all namespaces.
     pub grants: BTreeMap<NamespacedName, ReferenceGrant>,
     /// Services of the cluster that are neither a Route's nor a Revision's.
@@ -37,7 +43,9 @@ pub struct ObservedGatewayApi {
     /// Addresses of the gateway, which each Gateway has.
     pub addresses: Vec<GatewayServiceAddress>,
     /// Hosts that listeners and routes have now, each with the routes that have rules for it.
-    pub hosts: BTreeMap<GatewayHostKey, BTreeSet<NamespacedName>>,
+    pub hosts: BTreeMap<GatewayHostKey, BTreeSet<GatewayRouteId>>,
+    /// Hosts that routes have at listeners, also where another route keeps them from it.
+    pub claims: HostClaims,
 }
 
 /// A GatewayClass that chooses Rouse.
@@ -111,9 +119,9 @@ pub enum AllowedNamespaces {
     Selected(Option<Selector>),
 }
 
-/// An HTTPRoute.
+/// An HTTPRoute or a GRPCRoute.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HttpRouteState {
+pub struct GatewayRouteState {
     /// Metadata of the object.
     pub meta: ObjectMetaSummary,
     /// Parents that it asks to attach to.
@@ -211,8 +219,19 @@ pub struct ReferenceGrant {
 pub struct BackendService {
     /// ClusterIP; `None`: it has none.
     pub address: Option<IpAddr>,
-    /// TCP ports, each with its protocol. `None`: Rouse does not speak the protocol.
-    pub ports: Box<[(NonZeroU16, Option<AppProtocol>)]>,
+    /// TCP ports, each with its protocol.
+    pub ports: Box<[(NonZeroU16, BackendProtocol)]>,
+}
+
+/// Protocol of a Service's port, by its `appProtocol`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendProtocol {
+    /// The port states none: it is the usual one of the route that leads to it.
+    Unstated,
+    /// Protocol that the port states.
+    Stated(AppProtocol),
+    /// Protocol that Rouse does not speak.
+    Unknown,
 }
 
 /// Address at which clients reach the gateway.
@@ -296,12 +315,12 @@ impl ObservedGatewayApi {
     }
 
     /// Returns the routes of Rouse's Gateways with a rule that names a Service.
-    pub fn routes_to(&self, service: &NamespacedName) -> BTreeSet<NamespacedName> {
-        let names_it = |route: &HttpRouteState| {
+    pub fn routes_to(&self, service: &NamespacedName) -> BTreeSet<GatewayRouteId> {
+        let names_it = |route: &GatewayRouteState| {
             let mut backends = route.rules.iter().flatten().flat_map(|it| &it.backends);
             !route.plan.parents.is_empty() && backends.any(|it| it.name == *service)
         };
-        self.routes.iter().filter(|(_, it)| names_it(it)).map(|(name, _)| name.clone()).collect()
+        self.routes.iter().filter(|(_, it)| names_it(it)).map(|(id, _)| id.clone()).collect()
     }
 
     /// Returns true if a grant of the namespace of `to` lets objects of the Gateway API of this kind and namespace name

@@ -59,6 +59,8 @@ pub enum ResourceKind {
     Gateway,
     /// `HTTPRoute` of the group `gateway.networking.k8s.io`.
     HttpRoute,
+    /// `GRPCRoute` of the group `gateway.networking.k8s.io`.
+    GrpcRoute,
 }
 
 /// Names of a kind in the API.
@@ -82,7 +84,7 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -110,6 +112,7 @@ impl ResourceKind {
         Self::GatewayClass,
         Self::Gateway,
         Self::HttpRoute,
+        Self::GrpcRoute,
     ];
 
     const fn api_names(self) -> ResourceNames {
@@ -171,6 +174,7 @@ impl ResourceKind {
             Self::GatewayClass => resource_names(GATEWAY, "v1", "GatewayClass", "gatewayclasses"),
             Self::Gateway => resource_names(GATEWAY, "v1", "Gateway", "gateways"),
             Self::HttpRoute => resource_names(GATEWAY, "v1", "HTTPRoute", "httproutes"),
+            Self::GrpcRoute => resource_names(GATEWAY, "v1", "GRPCRoute", "grpcroutes"),
         }
     }
 
@@ -213,7 +217,7 @@ impl ResourceKind {
     /// Returns true if the status of its objects has the field `observedGeneration`. Those of the Gateway API have it in
     /// each condition instead, and the API server refuses fields that a kind does not have.
     pub const fn has_status_generation(self) -> bool {
-        !matches!(self, Self::GatewayClass | Self::Gateway | Self::HttpRoute)
+        !matches!(self, Self::GatewayClass | Self::Gateway | Self::HttpRoute | Self::GrpcRoute)
     }
 
     /// Group and version as in the field `apiVersion` of objects.

@@ -11,9 +11,10 @@ use smol_str::SmolStr;
 use crate::{
     model::{
         cluster_state::{
-            AllowedNamespaces, BackendService, GATEWAY_CONTROLLER, GATEWAY_GROUP,
-            GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState, ListenerSpec,
-            ListenerTls, ParentReference, ReferenceGrant, RoutePlan, UnixMillis, WrittenCondition,
+            AllowedNamespaces, BackendProtocol, BackendService, GATEWAY_CONTROLLER, GATEWAY_GROUP,
+            GatewayClassState, GatewayRouteKind, GatewayRouteState, GatewayServiceAddress,
+            GatewayState, ListenerSpec, ListenerTls, ParentReference, ReferenceGrant, RoutePlan,
+            UnixMillis, WrittenCondition,
         },
         knative::key,
         object::json::{array_items, label, non_empty_text, object_name},
@@ -22,8 +23,10 @@ use crate::{
 };
 
 mod filters;
+mod grpc_rules;
 mod rules;
 
+use grpc_rules::read_grpc_rules;
 use rules::read_http_rules;
 
 /// Reads a GatewayClass; `None`: it chooses another controller.
@@ -112,19 +115,23 @@ fn read_allowed_namespaces(value: &Value) -> AllowedNamespaces {
     }
 }
 
-/// Reads an HTTPRoute. Nothing is planned for it yet.
-pub fn read_http_route(object: &Value) -> HttpRouteState {
+/// Reads a route. Nothing is planned for it yet.
+pub fn read_gateway_route(kind: GatewayRouteKind, object: &Value) -> GatewayRouteState {
     let (name, spec) = (object_name(object), &object["spec"]);
     let is_own = |it: &&Value| it["controllerName"] == GATEWAY_CONTROLLER;
     let (own, foreign): (Vec<&Value>, Vec<&Value>) =
         array_items(&object["status"]["parents"]).partition(is_own);
     let written = own.iter().flat_map(|it| read_written(it, &it["parentRef"].to_string()));
     let parents = array_items(&spec["parentRefs"]);
-    HttpRouteState {
+    let rules = match kind {
+        GatewayRouteKind::Http => read_http_rules(spec, &name.namespace),
+        GatewayRouteKind::Grpc => read_grpc_rules(spec, &name.namespace),
+    };
+    GatewayRouteState {
         meta: fields::read_meta(object),
         parents: parents.map(|it| read_parent(it, &name.namespace)).collect(),
         hostnames: array_items(&spec["hostnames"]).filter_map(read_host).collect(),
-        rules: read_http_rules(spec, &name.namespace).map_err(Into::into),
+        rules: rules.map_err(Into::into),
         written: written.collect(),
         has_own_parents: !own.is_empty(),
         foreign_parents: foreign.into_iter().cloned().collect(),
@@ -164,9 +171,12 @@ pub fn read_backend_service(object: &Value) -> Option<BackendService> {
     let port = |it: &Value| {
         let is_tcp = it["protocol"].as_str().is_none_or(|it| it == "TCP");
         let protocol = match it["appProtocol"].as_str() {
-            None | Some("http" | "kubernetes.io/ws" | "grpc-web") => Some(AppProtocol::Http1),
-            Some("kubernetes.io/h2c" | "grpc") => Some(AppProtocol::H2c),
-            Some(_) => None,
+            None => BackendProtocol::Unstated,
+            Some("http" | "kubernetes.io/ws" | "grpc-web") => {
+                BackendProtocol::Stated(AppProtocol::Http1)
+            }
+            Some("kubernetes.io/h2c" | "grpc") => BackendProtocol::Stated(AppProtocol::H2c),
+            Some(_) => BackendProtocol::Unknown,
         };
         read_port(&it["port"]).filter(|_| is_tcp).map(|it| (it, protocol))
     };
@@ -275,7 +285,7 @@ mod tests {
     fn a_route_has_the_defaults_of_the_api() {
         let own = json!({"controllerName": GATEWAY_CONTROLLER, "parentRef": {"name": "g"}});
         let foreign = json!({"controllerName": "other/controller", "parentRef": {"name": "g"}});
-        let route = read_http_route(&json!({
+        let object = json!({
             "metadata": {"name": "a", "namespace": "b"},
             "spec": {
                 "parentRefs": [{"name": "g"}, {"name": "s", "kind": "Service", "group": ""}],
@@ -283,7 +293,8 @@ mod tests {
                 "rules": [{"backendRefs": [{"name": "c", "port": 80}]}],
             },
             "status": {"parents": [own, foreign.clone()]},
-        }));
+        });
+        let route = read_gateway_route(GatewayRouteKind::Http, &object);
         let gateways: Vec<_> = route.parents.iter().map(|it| it.gateway.clone()).collect();
         assert_eq!(gateways, [Some(NamespacedName::new("b", "g")), None]);
         assert_eq!(route.hostnames, ["a.example"]);
@@ -315,9 +326,9 @@ mod tests {
         };
         let port = |port| NonZeroU16::new(port).expect("not zero");
         let ports = [
-            (port(80), Some(AppProtocol::Http1)),
-            (port(81), Some(AppProtocol::H2c)),
-            (port(443), None),
+            (port(80), BackendProtocol::Unstated),
+            (port(81), BackendProtocol::Stated(AppProtocol::H2c)),
+            (port(443), BackendProtocol::Unknown),
         ];
         let address = Some(IpAddr::from([10, 96, 0, 7]));
         let expected = BackendService { address, ports: ports.into() };

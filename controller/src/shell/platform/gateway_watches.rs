@@ -16,7 +16,7 @@ use crate::{
     model::object::ResourceKind,
     shell::api::{
         client::api_resource,
-        watch_scope::{GATEWAY_KINDS, gateway_scopes},
+        watch_scope::{GATEWAY_KINDS, gateway_scopes, grpc_route_scopes},
     },
 };
 
@@ -28,27 +28,49 @@ impl KubernetesPlatform {
     /// Waits for the kinds of the Gateway API and follows their objects, without an end. Sets `listed` once all objects
     /// are listed, or at the first answer of the API server that it has no such kinds or forbids to list one.
     pub(super) async fn watch_gateways(&self, listed: OnceSignal, shutdown: &CancellationToken) {
+        self.wait_for_kinds(&GATEWAY_KINDS, &listed).await;
+        info!("the Gateway API is installed: its objects are followed");
+        let (gateways_listed, calls_known) = (OnceSignal::new(), OnceSignal::new());
+        let gateways = self.follow_scopes(gateway_scopes(), shutdown, || gateways_listed.set());
+        let calls = self.follow_grpc_routes(&calls_known, shutdown);
+        // Hosts of GRPCRoutes would be served no more until these are listed, too.
+        let all_known = async {
+            gateways_listed.wait().await;
+            calls_known.wait().await;
+            listed.set();
+        };
+        tokio::join!(gateways, calls, all_known);
+        // The watches end with the replica, which the caller ends.
+        std::future::pending().await
+    }
+
+    /// Waits for the kind of GRPCRoutes, which a cluster with all other kinds may lack, and follows its objects. Sets
+    /// `known` as [`watch_gateways`](Self::watch_gateways) sets its signal.
+    async fn follow_grpc_routes(&self, known: &OnceSignal, shutdown: &CancellationToken) {
+        self.wait_for_kinds(&[ResourceKind::GrpcRoute], known).await;
+        self.follow_scopes(grpc_route_scopes(), shutdown, || known.set()).await;
+    }
+
+    /// Waits until the API server has these kinds and lets the controller list all of them. Sets `known` at its first
+    /// answer that it does not.
+    async fn wait_for_kinds(&self, kinds: &[ResourceKind], known: &OnceSignal) {
         let mut denied_before = None;
         loop {
-            if self.has_kinds(&GATEWAY_KINDS).await {
+            if self.has_kinds(kinds).await {
                 // Some of the kinds alone would be taken for a whole: without ReferenceGrants, nothing is granted.
-                let denied = first_denied_kind(&self.client, &GATEWAY_KINDS).await;
-                let Some(kind) = denied else { break };
+                let denied = first_denied_kind(&self.client, kinds).await;
+                let Some(kind) = denied else { return };
                 if denied_before.replace(kind) != Some(kind) {
                     let kind = kind.kind();
                     warn!(
                         kind,
-                        "the Gateway API is not served: the controller may not list a kind"
+                        "a kind of the Gateway API is not served: the controller may not list it"
                     );
                 }
             }
-            listed.set();
+            known.set();
             sleep(PRESENCE_INTERVAL).await;
         }
-        info!("the Gateway API is installed: its objects are followed");
-        self.follow_scopes(gateway_scopes(), shutdown, || listed.set()).await;
-        // The watches end with the replica, which the caller ends.
-        std::future::pending().await
     }
 }
 

@@ -10,8 +10,8 @@ use crate::model::object::json::{array_items, non_empty_text};
 /// Filters that rules of HTTPRoutes may have.
 pub(super) const HTTP_FILTERS: [&str; 4] =
     ["RequestHeaderModifier", "ResponseHeaderModifier", "RequestRedirect", "URLRewrite"];
-/// Filters that backends may have.
-pub(super) const BACKEND_FILTERS: [&str; 2] = ["RequestHeaderModifier", "ResponseHeaderModifier"];
+/// Filters that rules of GRPCRoutes and all backends may have.
+pub(super) const HEADER_FILTERS: [&str; 2] = ["RequestHeaderModifier", "ResponseHeaderModifier"];
 
 /// Headers that describe one hop or the message itself, or that name the host: no rule changes them.
 const FIXED_HEADERS: [&str; 14] = [

@@ -1,4 +1,4 @@
-//! Pure: rules of routes. The error of a route names the first value that Rouse does not support.
+//! Pure: rules of HTTPRoutes, and the parts that all rules have. The error of a route names the first value that Rouse does not support.
 
 use common::wire::{
     HeaderChanges, NamespacedName, PathMatch, PathModifier, PathPrefix, RuleTimeouts,
@@ -6,7 +6,7 @@ use common::wire::{
 use serde_json::Value;
 
 use super::{
-    filters::{BACKEND_FILTERS, HTTP_FILTERS, RuleFilters, read_filters},
+    filters::{HEADER_FILTERS, HTTP_FILTERS, RuleFilters, read_filters},
     full_kind, read_port, text,
 };
 use crate::model::{
@@ -28,7 +28,7 @@ pub(super) fn read_http_rules(spec: &Value, namespace: &str) -> Result<Vec<Route
 }
 
 /// Collects rules, of which the first error counts. Fails if their texts are too long.
-fn collect_rules(
+pub(super) fn collect_rules(
     rules: impl Iterator<Item = Result<RouteRuleSpec, String>>,
 ) -> Result<Vec<RouteRuleSpec>, String> {
     let rules = rules.collect::<Result<Vec<_>, _>>()?;
@@ -84,7 +84,7 @@ fn read_http_rule(rule: &Value, namespace: &str) -> Result<RouteRuleSpec, String
 }
 
 /// Refuses a rule that has one of these fields.
-fn refuse_fields(rule: &Value, fields: &[&str]) -> Result<(), String> {
+pub(super) fn refuse_fields(rule: &Value, fields: &[&str]) -> Result<(), String> {
     match fields.iter().find(|field| !rule[**field].is_null()) {
         Some(field) => Err(format!("the field {field} of rules is not supported")),
         None => Ok(()),
@@ -92,7 +92,7 @@ fn refuse_fields(rule: &Value, fields: &[&str]) -> Result<(), String> {
 }
 
 /// Makes a rule of its matches, its filters and the backends of the object.
-fn build_rule(
+pub(super) fn build_rule(
     rule: &Value,
     namespace: &str,
     matches: Vec<RouteMatchSpec>,
@@ -138,11 +138,13 @@ fn read_http_match(value: &Value) -> Result<RouteMatchSpec, String> {
     })
 }
 
-fn exact_path(path: &str) -> Result<PathMatch, String> {
+/// Parses a path that is to be the whole path of requests.
+pub(super) fn exact_path(path: &str) -> Result<PathMatch, String> {
     PathMatch::parse_exact(path).ok_or_else(|| unclear_path(path))
 }
 
-fn path_prefix(path: &str) -> Result<PathMatch, String> {
+/// Parses a prefix of the paths of requests.
+pub(super) fn path_prefix(path: &str) -> Result<PathMatch, String> {
     PathPrefix::parse(path).map(PathMatch::Prefix).map_err(|_fault| unclear_path(path))
 }
 
@@ -151,7 +153,7 @@ fn unclear_path(path: &str) -> String {
 }
 
 /// Reads headers that a request must have, with their names in lower case.
-fn read_headers(list: &Value) -> Result<Vec<(String, String)>, String> {
+pub(super) fn read_headers(list: &Value) -> Result<Vec<(String, String)>, String> {
     read_exact_pairs(list, "headers", str::to_ascii_lowercase)
 }
 
@@ -175,7 +177,7 @@ fn read_exact_pairs(
 }
 
 fn read_backend(reference: &Value, own_namespace: &str) -> Result<BackendSpec, String> {
-    let filters = read_filters(&reference["filters"], &BACKEND_FILTERS);
+    let filters = read_filters(&reference["filters"], &HEADER_FILTERS);
     let filters = filters.map_err(|error| format!("{error} in backendRefs"))?;
     let weight = reference["weight"].as_u64().unwrap_or(1);
     let namespace = reference["namespace"].as_str().unwrap_or(own_namespace);

@@ -1,4 +1,4 @@
-//! Gateways and HTTPRoutes: statuses with the reasons of the specification, and the rules of hosts in the RouteTable.
+//! Gateways and routes: statuses with the reasons of the specification, and the rules of hosts in the RouteTable.
 
 use std::sync::Arc;
 
@@ -10,6 +10,8 @@ use common::{
 
 use super::*;
 use crate::model::cluster_state::SecretRead;
+
+mod grpc_routes;
 
 const PORT: u16 = 8080;
 
@@ -95,9 +97,17 @@ fn apply_route(api_server: &mut FakeApiServer, route_name: &str, spec: Value) {
     apply_at(api_server, ResourceKind::HttpRoute, &name(route_name), spec);
 }
 
-/// Returns the conditions of the only parent of Rouse, each as its reason.
+/// Returns the conditions of the only parent of Rouse of an HTTPRoute, each as its reason.
 fn reasons(api_server: &FakeApiServer, route_name: &str) -> (String, String) {
-    let parents = &api_server.object(ResourceKind::HttpRoute, route_name)["status"]["parents"];
+    reasons_of(api_server, ResourceKind::HttpRoute, route_name)
+}
+
+fn reasons_of(
+    api_server: &FakeApiServer,
+    resource: ResourceKind,
+    route_name: &str,
+) -> (String, String) {
+    let parents = &api_server.object(resource, route_name)["status"]["parents"];
     let parents = parents.as_array().expect("a status");
     let own = parents.iter().find(|it| it["controllerName"] == "rouse.dev/gateway");
     let conditions = &own.expect("an own entry")["conditions"];
