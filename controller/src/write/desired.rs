@@ -33,6 +33,7 @@ mod required_children;
 mod revision_children;
 mod scaled;
 
+pub use gateway_api::SUPPORTED_FEATURES_FIELD;
 pub use required_children::{RequiredChildren, required_children};
 use revision_children::LiveRevision;
 

@@ -64,6 +64,9 @@ pub fn plan_gateway(
     let class = cluster.gateway_api.classes.get(&gateway.class);
     let refusal = if class.is_some_and(|it| it.has_parameters) {
         Some(("InvalidParameters", "its GatewayClass is not accepted".to_owned()))
+    } else if gateway.has_parameters {
+        let message = "Rouse has no parameters: remove spec.infrastructure.parametersRef";
+        Some(("InvalidParameters", message.to_owned()))
     } else if gateway.has_addresses {
         let message = "all Gateways have the addresses of the gateway: remove spec.addresses";
         Some(("UnsupportedAddress", message.to_owned()))

@@ -68,6 +68,8 @@ pub struct GatewayState {
     pub meta: ObjectMetaSummary,
     /// Name of its class.
     pub class: SmolStr,
+    /// True if it names parameters, of which Rouse has none.
+    pub has_parameters: bool,
     /// True if it asks for addresses of its own.
     pub has_addresses: bool,
     /// Listeners, in the order of the spec.

@@ -49,7 +49,8 @@ pub fn read_gateway(object: &Value) -> GatewayState {
     GatewayState {
         meta: fields::read_meta(object),
         class: text(&spec["gatewayClassName"]).into(),
-        has_addresses: array_items(&spec["addresses"]).next().is_some(),
+        has_parameters: spec["infrastructure"]["parametersRef"].is_object(),
+        has_addresses: array_items(&spec["addresses"]).any(is_own_address),
         listeners: array_items(&spec["listeners"])
             .map(|it| {
                 let mut listener = read_listener(it, &name.namespace);
@@ -64,6 +65,14 @@ pub fn read_gateway(object: &Value) -> GatewayState {
         written,
         planned_since: UnixMillis::default(),
     }
+}
+
+/// Returns true if an address of a Gateway is one that the gateway may not have. Without a value, any address of the usual
+/// types is meant.
+fn is_own_address(address: &Value) -> bool {
+    let has_usual_type =
+        address["type"].as_str().is_none_or(|it| ["IPAddress", "Hostname"].contains(&it));
+    non_empty_text(&address["value"]).is_some() || !has_usual_type
 }
 
 /// Returns true if a Gateway asks for certificates of clients at a port, by the settings of the port or else by the
@@ -278,6 +287,21 @@ mod tests {
             let tls: Vec<_> = gateway.listeners.iter().map(|it| it.tls.as_ref()).collect();
             assert_eq!(tls[0].map(|it| it.validates_clients), Some(expected), "{frontend}");
             assert_eq!(tls[1], None);
+        }
+    }
+
+    #[test]
+    fn a_gateway_may_ask_for_any_address_and_for_no_parameters() {
+        for (spec, expected) in [
+            (json!({}), (false, false)),
+            (json!({"addresses": [{}, {"type": "IPAddress"}]}), (false, false)),
+            (json!({"addresses": [{"value": "192.0.2.1"}]}), (true, false)),
+            (json!({"addresses": [{"type": "example.test/pool"}]}), (true, false)),
+            (json!({"infrastructure": {"labels": {"a": "b"}}}), (false, false)),
+            (json!({"infrastructure": {"parametersRef": {"name": "a"}}}), (false, true)),
+        ] {
+            let gateway = read_gateway(&json!({"metadata": {"name": "a"}, "spec": spec}));
+            assert_eq!((gateway.has_addresses, gateway.has_parameters), expected, "{spec}");
         }
     }
 

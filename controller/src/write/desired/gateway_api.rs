@@ -14,6 +14,14 @@ use crate::{
     },
 };
 
+mod features;
+
+use features::SUPPORTED_FEATURES;
+
+/// Field of a GatewayClass's status with the features that Rouse has. GatewayClasses of earlier releases of the Gateway API
+/// have none, or one of another type.
+pub const SUPPORTED_FEATURES_FIELD: &str = "supportedFeatures";
+
 /// Facts about an object on which each of its conditions depends.
 #[derive(Clone, Copy)]
 struct ConditionContext<'a> {
@@ -49,7 +57,11 @@ fn class_status(cluster: &ClusterState, key: &ObjectPartKey) -> Option<Value> {
         written: &class.written,
         since: class.planned_since,
     };
-    Some(json!({"conditions": context.render("", &[plan_class(class)])}))
+    let features = SUPPORTED_FEATURES.map(|name| json!({"name": name}));
+    Some(json!({
+        "conditions": context.render("", &[plan_class(class)]),
+        SUPPORTED_FEATURES_FIELD: features,
+    }))
 }
 
 fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &GatewayState) -> Value {

@@ -195,6 +195,8 @@ fn a_gateway_states_its_addresses_its_listeners_and_their_routes() {
     let class = &api_server.objects[&(ResourceKind::GatewayClass, class)]["status"];
     assert_eq!(class["conditions"][0]["reason"], "Accepted");
     assert_eq!(class["observedGeneration"], Value::Null, "the kind has no such field");
+    let features = class["supportedFeatures"].as_array().expect("features");
+    assert!(features.contains(&json!({"name": "GRPCRoute"})), "{features:?}");
 }
 
 #[test]
