@@ -121,6 +121,7 @@ impl ResourceKind {
         const SCALE: &str = "autoscaling.internal.knative.dev";
         const CACHE: &str = "caching.internal.knative.dev";
         const GATEWAY: &str = "gateway.networking.k8s.io";
+        const HPA: &str = "HorizontalPodAutoscaler";
         match self {
             Self::KnativeService => resource_names(SERVING, "v1", "Service", "services"),
             Self::Configuration => resource_names(SERVING, "v1", "Configuration", "configurations"),
@@ -153,12 +154,9 @@ impl ResourceKind {
             Self::NetworkPolicy => {
                 resource_names("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
             }
-            Self::HorizontalPodAutoscaler => resource_names(
-                "autoscaling",
-                "v2",
-                "HorizontalPodAutoscaler",
-                "horizontalpodautoscalers",
-            ),
+            Self::HorizontalPodAutoscaler => {
+                resource_names("autoscaling", "v2", HPA, "horizontalpodautoscalers")
+            }
             Self::RequestedCertificate => {
                 resource_names(NET, "v1alpha1", "Certificate", "certificates")
             }

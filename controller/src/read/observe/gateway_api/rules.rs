@@ -1,4 +1,5 @@
-//! Pure: rules of HTTPRoutes, and the parts that all rules have. The error of a route names the first value that Rouse does not support.
+//! Pure: rules of HTTPRoutes, and the parts that all rules have. The error of a route names the first value that Rouse
+//! does not support.
 
 use common::wire::{
     HeaderChanges, NamespacedName, PathMatch, PathModifier, PathPrefix, RuleTimeouts,
