@@ -63,7 +63,7 @@ pub use gateway_api::{
     GATEWAY_GROUP, GATEWAY_SERVICE, GatewayClassState, GatewayRouteId, GatewayRouteKind,
     GatewayRouteState, GatewayServiceAddress, GatewayState, HostClaims, ListenerSpec, ListenerTls,
     ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition, ReferenceGrant, RouteClaims,
-    RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
+    RouteMatchSpec, RoutePlan, RouteRejections, RouteRuleSpec, WrittenCondition,
 };
 pub use local_certificates::LocalCertificateState;
 pub use name_registry::NameRegistry;

@@ -96,7 +96,7 @@ impl ControllerStateMachine {
                 self.check_parents(&previous);
                 self.update_gateway_hosts(previous.hosts);
                 // Routes of the other kind may have its hosts now.
-                let gone = [(id, RouteClaims::new())];
+                let gone = [(id, UnixMillis::default(), RouteClaims::new())];
                 let mut freed = self.cluster.gateway_api.claims.update(gone);
                 freed.retain(|it| self.cluster.gateway_api.routes.contains_key(it));
                 if !freed.is_empty() {
@@ -221,7 +221,7 @@ impl ControllerStateMachine {
             return;
         }
         let mut drafts = draft_routes(&self.cluster, ids);
-        let claims = drafts.iter().map(|(id, draft)| (id.clone(), draft.claims()));
+        let claims = drafts.iter().map(|(id, draft)| (id.clone(), draft.created(), draft.claims()));
         let mut others = self.cluster.gateway_api.claims.update(claims);
         others.retain(|id| !drafts.contains_key(id));
         if !others.is_empty() {

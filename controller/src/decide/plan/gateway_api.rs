@@ -10,7 +10,6 @@ use crate::model::cluster_state::{
 };
 
 mod certificates;
-mod conflicts;
 mod hosts;
 mod routes;
 

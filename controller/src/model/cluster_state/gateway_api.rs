@@ -19,7 +19,7 @@ use super::{ObjectMetaSummary, UnixMillis};
 mod host_claims;
 mod route_kind;
 
-pub use host_claims::{HostClaims, RouteClaims};
+pub use host_claims::{HostClaims, RouteClaims, RouteRejections};
 pub use route_kind::{GatewayRouteId, GatewayRouteKind};
 
 /// Name by which GatewayClasses choose Rouse (`spec.controllerName`), and by which statuses name it.

@@ -13,14 +13,11 @@ use common::wire::{
 use kube::core::SelectorExt as _;
 use serde_json::Value;
 
-use super::{
-    conflicts::{RouteRejections, reject_routes},
-    hosts::{UsableListener, listener_key, route_hosts, usable_listeners},
-};
+use super::hosts::{UsableListener, listener_key, route_hosts, usable_listeners};
 use crate::model::cluster_state::{
     AllowedNamespaces, BackendProtocol, BackendSpec, ClusterState, GATEWAY_SERVICE, GatewayRouteId,
     GatewayRouteKind, GatewayRouteState, ParentPlan, ParentReference, PlannedCondition,
-    RouteClaims, RoutePlan, RouteRuleSpec, UnixMillis,
+    RouteClaims, RoutePlan, RouteRejections, RouteRuleSpec, UnixMillis,
 };
 
 /// Port of the Services of Routes.
@@ -32,6 +29,7 @@ type RouteFailure = (&'static str, String);
 /// Draft of a route: its parents that are Gateways of Rouse, before routes of the other kind count.
 #[derive(Clone, Debug)]
 pub struct RouteDraft {
+    created: UnixMillis,
     parents: Vec<ParentDraft>,
 }
 
@@ -55,6 +53,11 @@ struct RouteAttachment {
 }
 
 impl RouteDraft {
+    /// Creation time of the route.
+    pub fn created(&self) -> UnixMillis {
+        self.created
+    }
+
     /// Hosts of the route at each listener.
     pub fn claims(&self) -> RouteClaims {
         let mut claims = RouteClaims::new();
@@ -81,7 +84,8 @@ pub fn draft_routes(
             let (reference, gateway) = (parent.reference.clone(), gateway.clone());
             Some(ParentDraft { reference, gateway, attachments })
         });
-        Some((id.clone(), RouteDraft { parents: parents.collect() }))
+        let (created, parents) = (route.meta.created, parents.collect());
+        Some((id.clone(), RouteDraft { created, parents }))
     });
     drafts.collect()
 }
@@ -92,10 +96,10 @@ pub fn finish_routes(
     drafts: BTreeMap<GatewayRouteId, RouteDraft>,
     now: UnixMillis,
 ) -> Vec<(GatewayRouteId, RoutePlan)> {
-    let rejections = reject_routes(&cluster.gateway_api, drafts.keys());
     let finished = drafts.into_iter().filter_map(|(id, draft)| {
         let route = cluster.gateway_api.routes.get(&id)?;
-        let plan = finish_route(cluster, (&id, route), draft, rejections.get(&id), now);
+        let rejections = cluster.gateway_api.claims.rejections(&id);
+        let plan = finish_route(cluster, (&id, route), draft, rejections, now);
         Some((id, plan))
     });
     finished.collect()

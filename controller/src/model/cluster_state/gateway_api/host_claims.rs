@@ -1,20 +1,38 @@
-//! Pure: hosts that routes have at listeners, by which routes of the two kinds meet.
+//! Pure: hosts that routes have at listeners, by which routes of the two kinds meet, and the rejections that follow.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 use common::wire::GatewayHostKey;
 
-use super::{GatewayRouteId, GatewayRouteKind};
+use super::{GatewayRouteId, GatewayRouteKind, UnixMillis};
 
 /// Hosts of one route at each listener. Listeners with the same transport and host are one, of whatever Gateway.
 pub type RouteClaims = BTreeMap<GatewayHostKey, BTreeSet<GatewayHostKey>>;
 
-/// Hosts that routes have at listeners, also where a route of the other kind keeps them from it.
+/// Listeners at which a route is rejected, each with the oldest accepted route that has one of its hosts.
+pub type RouteRejections = BTreeMap<GatewayHostKey, GatewayRouteId>;
+
+/// Hosts that routes have at listeners, also where a route of the other kind keeps them from it. Of two routes that meet,
+/// the older one is accepted.
 #[derive(Clone, Debug, Default)]
 pub struct HostClaims {
-    by_route: BTreeMap<GatewayRouteId, RouteClaims>,
+    by_route: BTreeMap<GatewayRouteId, ClaimingRoute>,
     by_host: BTreeMap<ClaimKey, BTreeSet<GatewayRouteId>>,
 }
+
+/// Route with a host at a listener.
+#[derive(Clone, Debug)]
+struct ClaimingRoute {
+    created: UnixMillis,
+    claims: RouteClaims,
+    rejections: RouteRejections,
+}
+
+/// Place of a route by its age, the oldest first: by its creation, else by `namespace/name`, else an HTTPRoute first.
+type Seniority = (UnixMillis, String, GatewayRouteKind);
 
 /// Host of routes of one kind at a listener.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,38 +51,71 @@ impl ClaimKey {
 }
 
 impl HostClaims {
-    /// Replaces the claims of these routes; a route with none is forgotten. Returns these routes and all that may have to
-    /// be accepted or rejected with them: their rivals before and now, the rivals of these, and so on.
+    /// Replaces the times of creation and the claims of these routes; a route without claims is forgotten. Returns these
+    /// routes, and all others whose rejections change by it.
+    ///
+    /// A rejection depends on older routes only. So the open routes are decided from the oldest one on, and a decision
+    /// that stays reaches no further route: thousands of routes below the wildcard of another one stay untouched.
     pub fn update(
         &mut self,
-        changes: impl IntoIterator<Item = (GatewayRouteId, RouteClaims)>,
+        changes: impl IntoIterator<Item = (GatewayRouteId, UnixMillis, RouteClaims)>,
     ) -> BTreeSet<GatewayRouteId> {
-        let mut open = Vec::new();
-        for (id, claims) in changes {
-            open.extend(self.rivals(&id));
-            self.set(&id, claims);
-            open.push(id);
-        }
+        let mut open: BTreeMap<Seniority, GatewayRouteId> = BTreeMap::new();
         let mut reached = BTreeSet::new();
-        while let Some(id) = open.pop() {
-            if reached.insert(id.clone()) {
-                open.extend(self.rivals(&id));
+        for (id, created, claims) in changes {
+            let known = self.by_route.get(&id).map(|it| (it.created, &it.claims));
+            if known.unwrap_or((created, &RouteClaims::new())) != (created, &claims) {
+                open.extend(self.younger_rivals(&id));
+                self.set(&id, created, claims);
+                open.extend(self.younger_rivals(&id));
+                open.extend(self.seniority(&id).map(|it| (it, id.clone())));
+            }
+            reached.insert(id);
+        }
+        while let Some((_, id)) = open.pop_first() {
+            let next = self.decide_rejections(&id);
+            let Some(route) = self.by_route.get_mut(&id) else { continue };
+            if mem::replace(&mut route.rejections, next.clone()) != next {
+                open.extend(self.younger_rivals(&id));
+                reached.insert(id);
             }
         }
         reached
     }
 
-    /// Claims of a route by listener.
-    pub fn of_route(
-        &self,
-        id: &GatewayRouteId,
-    ) -> impl Iterator<Item = (&GatewayHostKey, &BTreeSet<GatewayHostKey>)> {
-        self.by_route.get(id).into_iter().flatten()
+    /// Listeners at which a route is rejected; `None`: it has no claims.
+    pub fn rejections(&self, id: &GatewayRouteId) -> Option<&RouteRejections> {
+        self.by_route.get(id).map(|it| &it.rejections)
+    }
+
+    /// Returns the listeners at which a route has to be rejected, by the rejections of older routes.
+    fn decide_rejections(&self, id: &GatewayRouteId) -> RouteRejections {
+        let (Some(route), Some(own)) = (self.by_route.get(id), self.seniority(id)) else {
+            return RouteRejections::new();
+        };
+        let at_listeners = route.claims.iter().filter_map(|(listener, hosts)| {
+            let rivals = self.rivals_at(id.kind, listener, hosts).into_iter();
+            // A route that is rejected itself keeps no other one from its hosts.
+            let accepted = rivals.filter(|it| !self.is_rejected(it, listener));
+            let ages = accepted.filter_map(|it| Some((self.seniority(it)?, it)));
+            let (_, oldest) = ages.filter(|(seniority, _)| *seniority < own).min()?;
+            Some((listener.clone(), oldest.clone()))
+        });
+        at_listeners.collect()
+    }
+
+    fn is_rejected(&self, id: &GatewayRouteId, listener: &GatewayHostKey) -> bool {
+        self.rejections(id).is_some_and(|it| it.contains_key(listener))
+    }
+
+    fn seniority(&self, id: &GatewayRouteId) -> Option<Seniority> {
+        let route = self.by_route.get(id)?;
+        Some((route.created, id.name.to_string(), id.kind))
     }
 
     /// Routes of the other kind than `kind` that have one of these hosts at a listener, or hosts of one of these
     /// wildcards, or a wildcard with one of these hosts.
-    pub fn rivals_at(
+    fn rivals_at(
         &self,
         kind: GatewayRouteKind,
         listener: &GatewayHostKey,
@@ -94,11 +145,16 @@ impl HostClaims {
         found
     }
 
-    /// Routes of the other kind that have a host in common with a route at a listener.
-    fn rivals(&self, id: &GatewayRouteId) -> BTreeSet<GatewayRouteId> {
-        let at_listeners = self.of_route(id);
-        let rivals = at_listeners.map(|(listener, hosts)| self.rivals_at(id.kind, listener, hosts));
-        rivals.flatten().cloned().collect()
+    /// Returns the younger routes of the other kind that have a host in common with a route at a listener.
+    fn younger_rivals(&self, id: &GatewayRouteId) -> BTreeMap<Seniority, GatewayRouteId> {
+        let (Some(route), Some(own)) = (self.by_route.get(id), self.seniority(id)) else {
+            return BTreeMap::new();
+        };
+        let at_listeners = route.claims.iter();
+        let rivals =
+            at_listeners.flat_map(|(listener, hosts)| self.rivals_at(id.kind, listener, hosts));
+        let ages = rivals.filter_map(|it| Some((self.seniority(it)?, it.clone())));
+        ages.filter(|(seniority, _)| *seniority > own).collect()
     }
 
     fn has_kind(&self, kind: GatewayRouteKind) -> bool {
@@ -110,8 +166,11 @@ impl HostClaims {
         edge.is_some_and(|(id, _)| id.kind == kind)
     }
 
-    fn set(&mut self, id: &GatewayRouteId, claims: RouteClaims) {
-        for (listener, hosts) in self.by_route.remove(id).unwrap_or_default() {
+    fn set(&mut self, id: &GatewayRouteId, created: UnixMillis, claims: RouteClaims) {
+        let previous = self.by_route.remove(id);
+        let (before, rejections) =
+            previous.map(|it| (it.claims, it.rejections)).unwrap_or_default();
+        for (listener, hosts) in before {
             for host in hosts {
                 let key = ClaimKey::new(&listener, id.kind, &host.host);
                 if let Some(routes) = self.by_host.get_mut(&key) {
@@ -129,7 +188,7 @@ impl HostClaims {
             }
         }
         if !claims.is_empty() {
-            self.by_route.insert(id.clone(), claims);
+            self.by_route.insert(id.clone(), ClaimingRoute { created, claims, rejections });
         }
     }
 }
@@ -166,82 +225,119 @@ mod tests {
         covers(one, other) || covers(other, one)
     }
 
+    fn created(at: u64) -> UnixMillis {
+        UnixMillis(at)
+    }
+
     #[test]
     fn hosts_meet_by_wildcards_at_one_listener() {
+        let (http, grpc) = (id(GatewayRouteKind::Http, "a"), id(GatewayRouteKind::Grpc, "b"));
         for one in HOSTS {
             for other in HOSTS {
-                let (http, grpc) =
-                    (id(GatewayRouteKind::Http, "a"), id(GatewayRouteKind::Grpc, "b"));
                 let mut all = HostClaims::default();
-                all.update([(http.clone(), claims("*", &[one]))]);
-                let reached = all.update([(grpc.clone(), claims("*", &[other]))]);
-                let both: BTreeSet<_> = [http.clone(), grpc.clone()].into();
-                let alone: BTreeSet<_> = [grpc.clone()].into();
-                let expected = if meet(one, other) { &both } else { &alone };
-                assert_eq!(&reached, expected, "{one} {other}");
-                let elsewhere = all.update([(grpc, claims("*.test", &[other]))]);
+                all.update([(http.clone(), created(1), claims("*", &[one]))]);
+                let reached = all.update([(grpc.clone(), created(2), claims("*", &[other]))]);
+                assert_eq!(reached, [grpc.clone()].into(), "{one} {other}");
+                let rejected: RouteRejections = [(key("*"), http.clone())].into();
+                let expected = if meet(one, other) { rejected } else { RouteRejections::new() };
+                assert_eq!(all.rejections(&grpc), Some(&expected), "{one} {other}");
+                assert_eq!(all.rejections(&http), Some(&RouteRejections::new()), "it is older");
                 // The former claim still leads to the rival.
-                assert_eq!(&elsewhere, expected, "{one} {other}");
-                let own: BTreeSet<_> = [http.clone()].into();
-                assert_eq!(all.update([(http, claims("*", &[one]))]), own, "{one} {other}");
+                let reached = all.update([(http.clone(), created(1), claims("*.test", &[one]))]);
+                let mut freed: BTreeSet<_> = [http.clone()].into();
+                freed.extend(meet(one, other).then(|| grpc.clone()));
+                assert_eq!(reached, freed, "{one} {other}");
+                assert_eq!(all.rejections(&grpc), Some(&RouteRejections::new()), "{one} {other}");
             }
         }
     }
 
     #[test]
-    fn rivals_of_rivals_are_reached_and_routes_of_one_kind_are_no_rivals() {
+    fn a_change_reaches_the_routes_that_it_frees_and_those_that_these_reject() {
         let (http, grpc) = (GatewayRouteKind::Http, GatewayRouteKind::Grpc);
+        let [first, second, third] = [id(http, "a"), id(grpc, "b"), id(http, "c")];
         let mut all = HostClaims::default();
         all.update([
-            (id(http, "a"), claims("*", &["a.test"])),
-            (id(http, "b"), claims("*", &["a.test", "c.test"])),
+            (third.clone(), created(3), claims("*", &["b.test"])),
+            (second.clone(), created(2), claims("*", &["a.test", "b.test"])),
+            (first.clone(), created(1), claims("*", &["a.test"])),
         ]);
-        assert_eq!(all.update([(id(http, "a"), claims("*", &["a.test"]))]).len(), 1);
-        all.update([(id(grpc, "c"), claims("*", &["a.test"]))]);
-        let reached = all.update([(id(http, "a"), RouteClaims::new())]);
-        assert_eq!(reached, [id(http, "a"), id(http, "b"), id(grpc, "c")].into());
-        assert_eq!(all.update([(id(http, "a"), RouteClaims::new())]).len(), 1, "it is forgotten");
-        all.update([(id(http, "b"), RouteClaims::new()), (id(grpc, "c"), RouteClaims::new())]);
+        let is_rejected = |all: &HostClaims| {
+            [&second, &third].map(|id| all.rejections(id).is_some_and(|it| !it.is_empty()))
+        };
+        assert_eq!(is_rejected(&all), [true, false]);
+        let reached = all.update([(first.clone(), created(1), RouteClaims::new())]);
+        assert_eq!(reached, [first.clone(), second.clone(), third.clone()].into());
+        assert_eq!(is_rejected(&all), [false, true]);
+        // It was made again, and is the youngest one now.
+        let reached = all.update([(first.clone(), created(4), claims("*", &["a.test"]))]);
+        assert_eq!(reached, [first.clone()].into());
+        assert_eq!(is_rejected(&all), [false, true]);
+        all.update([first, second, third].map(|id| (id, created(1), RouteClaims::new())));
         assert!(all.by_route.is_empty() && all.by_host.is_empty());
     }
 
+    /// Each of thousands of routes would else be planned again at every change and every status of one of them.
+    #[test]
+    fn routes_below_the_wildcard_of_another_one_are_not_reached_by_each_other() {
+        for wildcard_age in [0, 1000] {
+            let wildcard = id(GatewayRouteKind::Http, "all");
+            let mut all = HostClaims::default();
+            all.update([(wildcard, created(wildcard_age), claims("*", &["*"]))]);
+            for at in 1..=100 {
+                let own = id(GatewayRouteKind::Grpc, &at.to_string());
+                let (host, moved) = (format!("{at}.test"), format!("{at}.example"));
+                let mut reached = BTreeSet::new();
+                for host in [&host, &host, &moved] {
+                    let change = (own.clone(), created(at), claims("*", &[host.as_str()]));
+                    reached.extend(all.update([change]));
+                }
+                // The wildcard is rejected by the first older route, and then stays so.
+                let most = if at == 1 && wildcard_age > 0 { 2 } else { 1 };
+                assert_eq!(reached.len(), most, "{at} {wildcard_age}");
+            }
+        }
+    }
+
     proptest! {
-        /// After any changes, the routes that are reached are those of a search in all pairs.
+        /// After any changes, the rejections are those of a search in all pairs, and those that changed were reached.
         #[test]
-        fn changes_reach_what_a_search_in_all_pairs_reaches(
+        fn rejections_are_those_of_a_search_in_all_pairs(
             changes in proptest::collection::vec(
-                (0usize..6, proptest::sample::subsequence(HOSTS.to_vec(), 0..3)),
+                (0usize..6, 0u64..4, proptest::sample::subsequence(HOSTS.to_vec(), 0..3)),
                 1..12,
             ),
         ) {
             let mut all = HostClaims::default();
-            let mut hosts: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
-            let route = |at: usize| {
-                let kind = GatewayRouteKind::ALL[at % 2];
-                id(kind, &at.to_string())
-            };
-            for (at, next) in changes {
-                let previous = hosts.insert(at, next.clone()).unwrap_or_default();
-                let is_rival = |one: usize, other: usize| {
-                    let pairs = |it: &str| hosts[&other].iter().any(|other| meet(it, other));
-                    one % 2 != other % 2 && hosts[&one].iter().any(|it| pairs(it))
-                };
-                let was_rival = |other: usize| {
-                    let pairs = |it: &str| hosts[&other].iter().any(|other| meet(it, other));
-                    at % 2 != other % 2 && previous.iter().any(|it| pairs(it))
-                };
-                let others: Vec<usize> = hosts.keys().copied().collect();
-                let mut open: Vec<usize> =
-                    others.iter().copied().filter(|it| was_rival(*it)).collect();
-                open.push(at);
-                let mut expected = BTreeSet::new();
-                while let Some(one) = open.pop() {
-                    if expected.insert(route(one)) {
-                        open.extend(others.iter().copied().filter(|other| is_rival(one, *other)));
+            let mut wanted: BTreeMap<Seniority, (GatewayRouteId, Vec<&str>)> = BTreeMap::new();
+            let mut previous: BTreeMap<GatewayRouteId, GatewayRouteId> = BTreeMap::new();
+            for (at, age, hosts) in changes {
+                let own = id(GatewayRouteKind::ALL[at % 2], &at.to_string());
+                wanted.retain(|_, (it, _)| *it != own);
+                let seniority = (created(age), own.name.to_string(), own.kind);
+                let reached = all.update([(own.clone(), created(age), claims("*", &hosts))]);
+                wanted.insert(seniority, (own.clone(), hosts));
+                let mut rejected: BTreeMap<GatewayRouteId, GatewayRouteId> = BTreeMap::new();
+                let mut accepted: Vec<(&GatewayRouteId, &[&str])> = Vec::new();
+                // The oldest one first.
+                for (id, hosts) in wanted.values() {
+                    let is_rival = |(other, others): &&(&GatewayRouteId, &[&str])| {
+                        let meets = |it: &str| others.iter().any(|other| meet(it, other));
+                        other.kind != id.kind && hosts.iter().any(|it| meets(it))
+                    };
+                    match accepted.iter().find(is_rival) {
+                        Some((rival, _)) => drop(rejected.insert(id.clone(), (*rival).clone())),
+                        None => accepted.push((id, hosts.as_slice())),
                     }
                 }
-                let reached = all.update([(route(at), claims("*", &next))]);
-                prop_assert_eq!(reached, expected);
+                for (id, _) in wanted.values() {
+                    let found = all.rejections(id).and_then(|it| it.get(&key("*")));
+                    prop_assert_eq!(found, rejected.get(id));
+                    if *id != own && previous.get(id) != rejected.get(id) {
+                        prop_assert!(reached.contains(id));
+                    }
+                }
+                previous = rejected;
             }
         }
     }
