@@ -63,14 +63,13 @@ impl From<HttpRule> for raw::HttpRule {
         let has_path = value.redirect.as_ref().is_some_and(|it| it.path.is_some());
         let redirect: Option<raw::Redirect> = value.redirect.map(Into::into);
         let (redirect, path_redirect) = if has_path { (None, redirect) } else { (redirect, None) };
-        let backends = value.backends.into_iter().map(Into::into).collect();
-        let (rewrite, backends) = match value.rewrite {
-            None => (None, backends),
-            Some(UrlRewrite { host, path }) => {
-                let (host, path) = (host.unwrap_or_default(), path.map(Into::into));
-                (Some(raw::Rewrite { host, path, backends }), Vec::new())
-            }
+        let has_changes = |it: &WeightedBackend| {
+            !it.request_headers.is_empty() || !it.response_headers.is_empty()
         };
+        // Without the redirect to a path, an earlier release would choose one of the backends.
+        let is_unknown = has_path || value.backends.iter().any(has_changes);
+        let backends = value.backends.into_iter().map(Into::into).collect();
+        let (rewrite, backends) = rewrite_to_raw(value.rewrite, backends, is_unknown);
         Self {
             route: value.route.to_string(),
             exact_path,
@@ -102,7 +101,23 @@ fn parse_redirect(
     redirect.or(path_redirect).map(RequestRedirect::try_from).transpose()
 }
 
-/// Parses the rewrite of a rule, and returns the backends of the rule: those of the rewrite if there is one.
+/// Returns the rewrite of a rule for the wire, and the backends beside it. The rewrite has the backends if there is one, or
+/// if the rule `is_unknown` to an earlier release: that one finds no backends then.
+fn rewrite_to_raw(
+    rewrite: Option<UrlRewrite>,
+    backends: Vec<raw::Backend>,
+    is_unknown: bool,
+) -> (Option<raw::Rewrite>, Vec<raw::Backend>) {
+    if rewrite.is_none() && (backends.is_empty() || !is_unknown) {
+        return (None, backends);
+    }
+    let (host, path) = rewrite.map_or((None, None), |it| (it.host, it.path));
+    let (host, path) = (host.unwrap_or_default(), path.map(Into::into));
+    (Some(raw::Rewrite { host, path, backends }), Vec::new())
+}
+
+/// Parses the rewrite of a rule, and returns the backends of the rule: those of the rewrite if there is one. A rewrite
+/// without host and path changes nothing, and only has the backends.
 fn parse_rewrite(
     rewrite: Option<raw::Rewrite>,
     backends: Vec<raw::Backend>,
@@ -116,7 +131,8 @@ fn parse_rewrite(
         host: Some(rewrite.host).filter(|it| !it.is_empty()),
         path: rewrite.path.map(PathModifier::try_from).transpose()?,
     };
-    Ok((Some(parsed), rewrite.backends))
+    let is_change = parsed.host.is_some() || parsed.path.is_some();
+    Ok((is_change.then_some(parsed), rewrite.backends))
 }
 
 /// Parses the name of a route. As with Secrets, the API server lets a label of it be longer than those of DNS.

@@ -116,6 +116,22 @@ fn an_earlier_release_finds_no_redirect_and_no_backends_where_paths_change() {
     assert_eq!(plain.backends.len(), 3);
 }
 
+/// An earlier release would leave a header in the request that the backend must not get, or ask a backend in place of the
+/// redirect.
+#[test]
+fn an_earlier_release_finds_no_backends_whose_headers_it_would_not_change() {
+    let changed = HttpRule { redirect: None, rewrite: None, ..changed_rule() };
+    let mut redirected = HttpRule { backends: rule().backends, rewrite: None, ..changed_rule() };
+    for rule in [&changed, &redirected] {
+        let sent = raw::HttpRule::from(rule.clone());
+        assert_eq!((&sent.redirect, sent.backends.len()), (&None, 0));
+        assert_eq!(sent.rewrite.as_ref().map(|it| it.backends.len()), Some(3));
+        assert_eq!(HttpRule::try_from(sent).expect("it is understood"), *rule);
+    }
+    redirected.backends.clear();
+    assert_eq!(raw::HttpRule::from(redirected).rewrite, None, "there are none to hide");
+}
+
 /// A rule of which a part is not understood would serve requests that it is not for.
 #[test]
 fn a_host_with_a_rule_that_is_not_understood_is_refused_as_a_whole() {
