@@ -160,6 +160,9 @@ impl RequestForwarder {
         let own_host = || pending.own_host();
         observers.set_revision(&pending.revision.name, owners, mapped_host, own_host);
         let mut timer = RequestTimer::start(pending.settings.timeouts);
+        if pending.has_rule_deadline() {
+            timer.mark_rule_deadline();
+        }
         // A response that arrives together with the timeout counts as in time.
         let pod_response = tokio::select! {
             biased;

@@ -113,6 +113,11 @@ impl PendingRequest {
         Some(Instant::now() + timeout)
     }
 
+    /// Returns true if the time of the whole request is that of a rule of the Gateway API.
+    pub(crate) fn has_rule_deadline(&self) -> bool {
+        self.service_match.rule_timeouts().request == Some(self.settings.timeouts.total)
+    }
+
     /// Number of bytes that it is charged with while it waits.
     pub(crate) fn charged_bytes(&self) -> usize {
         match &self.stage {
