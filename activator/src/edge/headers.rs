@@ -75,7 +75,7 @@ pub struct PodRequestContext<'a> {
     /// Policy of operators for proxies and upgrades.
     pub edge: &'a EdgeSettings,
     /// Host for the pod's request, if it is not the client's.
-    pub host_rewrite: Option<&'a str>,
+    pub host_rewrite: Option<HostRewrite<'a>>,
     /// Tags of the route, or the tag that was chosen.
     pub tags: Option<&'a TagRouting>,
     /// HTTP version that its pod speaks.
@@ -84,6 +84,15 @@ pub struct PodRequestContext<'a> {
     pub client_certificate: Option<&'a HeaderValue>,
     /// Source of random numbers, uniform over u64, for the id of a new trace.
     pub random: fn() -> u64,
+}
+
+/// Host of a pod's request in place of the client's.
+#[derive(Clone, Copy, Debug)]
+pub enum HostRewrite<'a> {
+    /// Host of a DomainMapping. The pod finds the client's in `K-Original-Host`, as in Knative.
+    OfMapping(&'a str),
+    /// Host of a rule of the Gateway API. The pod finds the client's in `X-Forwarded-Host`.
+    OfRule(&'a str),
 }
 
 /// Refuses a request whose chunks are chunked again: recipients that decode them once and twice would disagree about the
@@ -145,24 +154,28 @@ pub fn rewrite_request_head(
 /// no path. The port is left out if it is that of https, 443.
 pub fn https_location(head: &request::Parts, https_port: u16) -> Option<HeaderValue> {
     let host = host::request_host(head)?;
-    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
-    let path = path.map_or("/", PathAndQuery::as_str);
+    let path = request_target(head);
     let port = if https_port == HTTPS_PORT { String::new() } else { format!(":{https_port}") };
     HeaderValue::try_from(format!("https://{host}{port}{path}")).ok()
 }
 
-/// Location of a redirect by a rule of the Gateway API: path and query of the request at another origin. `None` for host
-/// means that of the request. The port is left out if it is the one that the scheme means.
+/// Path and query of a request; `/` for `OPTIONS *`, which has no path.
+pub fn request_target(head: &request::Parts) -> &str {
+    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
+    path.map_or("/", PathAndQuery::as_str)
+}
+
+/// Location of a redirect by a rule of the Gateway API: this path and query at another origin. `None` for host means that
+/// of the request. The port is left out if it is the one that the scheme means.
 pub fn redirect_location(
     head: &request::Parts,
     is_https: bool,
     host: Option<&str>,
     port: Option<NonZeroU16>,
+    path: &str,
 ) -> Option<HeaderValue> {
     let own_host = || host::request_host(head);
     let host = host.map(str::to_owned).or_else(own_host)?;
-    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
-    let path = path.map_or("/", PathAndQuery::as_str);
     let (scheme, usual_port) = if is_https { ("https", HTTPS_PORT) } else { ("http", HTTP_PORT) };
     let port = port.filter(|it| it.get() != usual_port).map(|it| format!(":{it}"));
     HeaderValue::try_from(format!("{scheme}://{host}{}{path}", port.unwrap_or_default())).ok()
@@ -301,9 +314,17 @@ fn write_tag_headers(
     Ok(())
 }
 
-fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), ProxyRequestError> {
-    let Some(rewrite) = rewrite else { return Ok(()) };
-    if let Some(original) = headers.insert(header::HOST, header_value("host", rewrite)?) {
+fn rewrite_host(
+    headers: &mut HeaderMap,
+    rewrite: Option<HostRewrite<'_>>,
+) -> Result<(), ProxyRequestError> {
+    let (host, keeps_original) = match rewrite {
+        None => return Ok(()),
+        Some(HostRewrite::OfMapping(host)) => (host, true),
+        Some(HostRewrite::OfRule(host)) => (host, false),
+    };
+    let original = headers.insert(header::HOST, header_value("host", host)?);
+    if let Some(original) = original.filter(|_| keeps_original) {
         headers.insert(K_ORIGINAL_HOST, original);
     }
     Ok(())

@@ -22,10 +22,10 @@ use crate::{
     request_error::ProxyRequestError,
     revisions::{balance::pick_by_percent, route_settings::RevisionRouteSettings},
     routes::{
-        gateway_rules::{GatewayHostRules, GatewayRule, RoutedTarget},
+        gateway_rules::{GatewayHostRules, GatewayRule, PickedBackend, RoutedTarget},
         index::RouteIndex,
         match_rules::{MatchRule, match_rules},
-        path_match::{HostPathError, strip_segments},
+        path_match::{HostPathError, UnclearPath, strip_segments},
         service::{RoutedService, TrafficShare},
         service_match::ServiceMatch,
     },
@@ -178,19 +178,25 @@ impl RouteChooser<'_> {
         let rule = rule.map_err(|error| path_failure(error, &host, head.uri.path()))?;
         let is_https = is_https(&head.headers, sender, &self.edge_policy.current());
         if rule.redirect.is_some() {
-            return redirect_by_rule(rule, head, is_https).map(RouteChoice::RuleRedirect);
+            return redirect_by_rule(rule, head, &host, is_https).map(RouteChoice::RuleRedirect);
         }
-        let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
-        let service = match rule.pick_backend(random_u64()).ok_or_else(no_backend)? {
+        let picked = PickedBackend::pick(rule, random_u64());
+        let picked = picked.ok_or_else(|| rule.no_backend())?;
+        let service = match picked.target() {
             RoutedTarget::Service(name) => {
                 let missing = || ProxyRequestError::NoRevision(name.to_string());
                 self.routes.service_by_name(name).ok_or_else(missing)?
             }
             RoutedTarget::Plain(service) => Arc::clone(service),
-            RoutedTarget::Unresolved => return Err(no_backend()),
+            RoutedTarget::Unresolved => return Err(rule.no_backend()),
         };
-        let gateway_rule = Some(Arc::clone(rule));
-        let service_match = ServiceMatch { service, domain_index: None, gateway_rule };
+        // Checked before the request waits, and done once it has a pod.
+        let path = head.uri.path();
+        if rule.rewritten_target(path.as_bytes()).is_some_and(|it| it.is_err()) {
+            return Err(path_failure(HostPathError::UnclearPath, &host, path));
+        }
+        let picked_backend = Some(picked);
+        let service_match = ServiceMatch { service, domain_index: None, picked_backend };
         let (service, tag) = self.select_tag(&service_match, head);
         let found = FoundService { rule: MatchRule::Host(host), service_match };
         Ok(RouteChoice::Service(ServiceChoice { found, is_https, service, tag }))
@@ -270,16 +276,22 @@ fn path_failure(error: HostPathError, host: &str, path: &str) -> ProxyRequestErr
 fn redirect_by_rule(
     rule: &Arc<GatewayRule>,
     head: &request::Parts,
+    own_host: &str,
     is_https: bool,
 ) -> Result<RuleRedirect, ProxyRequestError> {
-    let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
-    let redirect = rule.redirect.as_ref().ok_or_else(no_backend)?;
+    let redirect = rule.redirect.as_ref().ok_or_else(|| rule.no_backend())?;
     let is_https = redirect.is_https.unwrap_or(is_https);
-    let location =
-        headers::redirect_location(head, is_https, redirect.host.as_deref(), redirect.port);
+    let target = headers::request_target(head);
+    let unclear = |UnclearPath| path_failure(HostPathError::UnclearPath, own_host, head.uri.path());
+    let replaced = redirect.path.as_ref().map(|it| rule.replace_path(target.as_bytes(), it));
+    let replaced = replaced.transpose().map_err(unclear)?;
+    // Only ASCII was put in place of ASCII, at a slash.
+    let replaced = replaced.map(|it| String::from_utf8_lossy(&it).into_owned());
+    let (host, path) = (redirect.host.as_deref(), replaced.as_deref().unwrap_or(target));
+    let location = headers::redirect_location(head, is_https, host, redirect.port, path);
     Ok(RuleRedirect {
         rule: Arc::clone(rule),
-        status: StatusCode::from_u16(redirect.status).map_err(|_bad| no_backend())?,
+        status: StatusCode::from_u16(redirect.status).map_err(|_bad| rule.no_backend())?,
         location: location.ok_or_else(|| ProxyRequestError::UnknownService(String::new()))?,
     })
 }

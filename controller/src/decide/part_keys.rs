@@ -102,7 +102,8 @@ pub(crate) fn has_child_named(
         | ResourceKind::ReferenceGrant
         | ResourceKind::GatewayClass
         | ResourceKind::Gateway
-        | ResourceKind::HttpRoute => false,
+        | ResourceKind::HttpRoute
+        | ResourceKind::GrpcRoute => false,
     }
 }
 

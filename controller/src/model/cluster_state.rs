@@ -59,10 +59,11 @@ pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
 };
 pub use gateway_api::{
-    AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
-    GATEWAY_SERVICE, GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState,
-    ListenerSpec, ListenerTls, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
-    ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
+    AllowedNamespaces, BackendProtocol, BackendService, BackendSpec, GATEWAY_CONTROLLER,
+    GATEWAY_GROUP, GATEWAY_SERVICE, GatewayClassState, GatewayRouteId, GatewayRouteKind,
+    GatewayRouteState, GatewayServiceAddress, GatewayState, HostClaims, ListenerSpec, ListenerTls,
+    ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition, ReferenceGrant, RouteClaims,
+    RouteMatchSpec, RoutePlan, RouteRejections, RouteRuleSpec, WrittenCondition,
 };
 pub use local_certificates::LocalCertificateState;
 pub use name_registry::NameRegistry;

@@ -44,7 +44,7 @@ mod scaled_service;
 
 pub use gateway_api::{
     read_backend_service, read_gateway, read_gateway_addresses, read_gateway_class,
-    read_http_route, read_reference_grant,
+    read_gateway_route, read_reference_grant,
 };
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
 pub use requested_certificates::{

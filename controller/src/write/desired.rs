@@ -33,6 +33,7 @@ mod required_children;
 mod revision_children;
 mod scaled;
 
+pub use gateway_api::SUPPORTED_FEATURES_FIELD;
 pub use required_children::{RequiredChildren, required_children};
 use revision_children::LiveRevision;
 
@@ -64,9 +65,10 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::RequestedCertificate | ResourceKind::IssuedCertificate => {
             requested_certificates::certificate_part(cluster, key)
         }
-        ResourceKind::GatewayClass | ResourceKind::Gateway | ResourceKind::HttpRoute => {
-            gateway_api::gateway_status(cluster, key)
-        }
+        ResourceKind::GatewayClass
+        | ResourceKind::Gateway
+        | ResourceKind::HttpRoute
+        | ResourceKind::GrpcRoute => gateway_api::gateway_status(cluster, key),
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace

@@ -171,13 +171,27 @@ fn a_pod_gets_the_chosen_tag_or_the_default_route() {
 #[test]
 fn a_host_that_is_rewritten_is_kept_beside() {
     let context = PodRequestContext {
-        host_rewrite: Some("hello.default.svc"),
+        host_rewrite: Some(HostRewrite::OfMapping("hello.default.svc")),
         ..request_context(TrafficOrigin::External)
     };
     let (head, _) =
         rewritten_by("/", context, &[("host", "shop.example"), ("k-original-host", "evil")]);
     let values = ["host", "k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
     assert_eq!(values, [Some("hello.default.svc"), Some("shop.example"), Some("shop.example")]);
+}
+
+#[test]
+fn a_host_that_a_rule_rewrites_is_kept_in_the_forwarded_one_only() {
+    let context = PodRequestContext {
+        host_rewrite: Some(HostRewrite::OfRule("one.example")),
+        protocol: AppProtocol::H2c,
+        ..request_context(TrafficOrigin::External)
+    };
+    let (head, _) =
+        rewritten_by("/", context, &[("host", "shop.example"), ("k-original-host", "evil")]);
+    assert_eq!(head.uri.to_string(), "http://one.example/");
+    let values = ["k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
+    assert_eq!(values, [None, Some("shop.example")]);
 }
 
 #[test]

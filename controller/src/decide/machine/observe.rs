@@ -80,7 +80,9 @@ impl ControllerStateMachine {
             ResourceKind::ReferenceGrant => self.observe_reference_grant(name, object, now),
             ResourceKind::GatewayClass => self.observe_gateway_class(&name.name, object, now),
             ResourceKind::Gateway => self.observe_gateway(name, object, now),
-            ResourceKind::HttpRoute => self.observe_http_route(&name, object, now),
+            ResourceKind::HttpRoute | ResourceKind::GrpcRoute => {
+                self.observe_gateway_route(resource, name, object, now);
+            }
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
