@@ -28,27 +28,30 @@ impl KubernetesPlatform {
     /// Waits for the kinds of the Gateway API and follows their objects, without an end. Sets `listed` once all objects
     /// are listed, or at the first answer of the API server that it has no such kinds or forbids to list one.
     pub(super) async fn watch_gateways(&self, listed: OnceSignal, shutdown: &CancellationToken) {
-        let mut denied_before = None;
-        loop {
-            if self.has_kinds(&GATEWAY_KINDS).await {
-                // Some of the kinds alone would be taken for a whole: without ReferenceGrants, nothing is granted.
-                let denied = first_denied_kind(&self.client, &GATEWAY_KINDS).await;
-                let Some(kind) = denied else { break };
-                if denied_before.replace(kind) != Some(kind) {
-                    let kind = kind.kind();
-                    warn!(
-                        kind,
-                        "the Gateway API is not served: the controller may not list a kind"
-                    );
-                }
-            }
-            listed.set();
-            sleep(PRESENCE_INTERVAL).await;
-        }
+        // Some of the kinds alone would be taken for a whole: without ReferenceGrants, nothing is granted.
+        self.wait_for_kinds(&GATEWAY_KINDS, || listed.set()).await;
         info!("the Gateway API is installed: its objects are followed");
         self.follow_scopes(gateway_scopes(), shutdown, || listed.set()).await;
         // The watches end with the replica, which the caller ends.
         std::future::pending().await
+    }
+
+    /// Waits until the API server has all of these kinds and lets the controller list them. Calls `on_missing` at each
+    /// answer that it does not.
+    pub(super) async fn wait_for_kinds(&self, kinds: &[ResourceKind], on_missing: impl Fn()) {
+        let mut denied_before = None;
+        loop {
+            if self.has_kinds(kinds).await {
+                let denied = first_denied_kind(&self.client, kinds).await;
+                let Some(kind) = denied else { return };
+                if denied_before.replace(kind) != Some(kind) {
+                    let (kind, group) = (kind.kind(), kind.api_version());
+                    warn!(kind, group, "objects are not followed: they may not be listed");
+                }
+            }
+            on_missing();
+            sleep(PRESENCE_INTERVAL).await;
+        }
     }
 }
 
