@@ -1,6 +1,7 @@
 //! Pure: `networking.internal.knative.dev/v1alpha1`: a Revision's routing, for tools that read it
 //! (knative/networking `pkg/apis/networking/v1alpha1` at 17b28c6).
 
+use common::wire::AppProtocol;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +9,14 @@ use super::{KnativeCondition, KnativeObject, autoscaling::NamespacedObjectRef};
 
 /// API group and version of the kinds here.
 pub const API_VERSION: &str = "networking.internal.knative.dev/v1alpha1";
+
+/// Returns the port of a Revision's Services for the protocol of its pods (`ServicePort` in `pkg/apis/networking`).
+pub const fn revision_service_port(protocol: AppProtocol) -> i32 {
+    match protocol {
+        AppProtocol::Http1 | AppProtocol::Tcp => 80,
+        AppProtocol::H2c => 81,
+    }
+}
 
 /// Path of the connections to a Revision: direct or through activators.
 pub type ServerlessService = KnativeObject<ServerlessServiceSpec, ServerlessServiceStatus>;
