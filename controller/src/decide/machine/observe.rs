@@ -81,6 +81,7 @@ impl ControllerStateMachine {
             ResourceKind::GatewayClass => self.observe_gateway_class(&name.name, object, now),
             ResourceKind::Gateway => self.observe_gateway(name, object, now),
             ResourceKind::HttpRoute => self.observe_http_route(&name, object, now),
+            ResourceKind::Ingress => self.observe_ingress(&name, object, now),
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
@@ -223,6 +224,7 @@ impl ControllerStateMachine {
                         true => RouteState {
                             traffic: previous.traffic,
                             rollout: previous.rollout,
+                            ingress_class: previous.ingress_class,
                             ..route
                         },
                         false => route,
@@ -353,6 +355,7 @@ impl ControllerStateMachine {
                 let keys = part_keys::certificate_keys(&owner_app, app, &self.cluster);
                 self.effects.changed_keys.extend(keys);
             }
+            self.check_ingress(&owner_app);
             if !planned {
                 self.reconcile_app(&owner_app, now);
             }

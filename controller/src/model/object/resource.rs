@@ -59,6 +59,8 @@ pub enum ResourceKind {
     Gateway,
     /// `HTTPRoute` of the group `gateway.networking.k8s.io`.
     HttpRoute,
+    /// `Ingress` of the group `networking.internal.knative.dev`.
+    Ingress,
 }
 
 /// Names of a kind in the API.
@@ -82,7 +84,7 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -110,6 +112,7 @@ impl ResourceKind {
         Self::GatewayClass,
         Self::Gateway,
         Self::HttpRoute,
+        Self::Ingress,
     ];
 
     const fn api_names(self) -> ResourceNames {
@@ -171,6 +174,7 @@ impl ResourceKind {
             Self::GatewayClass => resource_names(GATEWAY, "v1", "GatewayClass", "gatewayclasses"),
             Self::Gateway => resource_names(GATEWAY, "v1", "Gateway", "gateways"),
             Self::HttpRoute => resource_names(GATEWAY, "v1", "HTTPRoute", "httproutes"),
+            Self::Ingress => resource_names(NET, "v1alpha1", "Ingress", "ingresses"),
         }
     }
 
