@@ -20,7 +20,8 @@ use controller::{
         object::ResourceKind,
     },
     shell::api::watch_scope::{
-        cert_manager_scopes, gateway_scopes, request_scopes, watch_scopes, workload_scopes,
+        cert_manager_scopes, gateway_scopes, ingress_scopes, request_scopes, watch_scopes,
+        workload_scopes,
     },
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
@@ -532,7 +533,8 @@ fn the_controller_may_list_each_kind_that_it_watches() {
             is_about && has_verbs && rule.names.is_empty()
         })
     };
-    let optional = [request_scopes(), cert_manager_scopes(), gateway_scopes()].concat();
+    let optional = [request_scopes(), cert_manager_scopes(), gateway_scopes(), ingress_scopes()];
+    let optional = optional.concat();
     for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE), optional].concat() {
         let (group, plural) = (scope.resource.group(), scope.resource.plural());
         let is_permitted = may_list(&rbac::CLUSTER_RULES, group, plural)
