@@ -95,8 +95,11 @@ fn revision_slice(
     let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
-    // An ingress of another controller names the Revision by a header that only activators read.
-    let is_fronted = plan::ingresses::is_fronted(live.app, &owner, cluster);
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    // An ingress of another controller names the Revision by a header that only activators read. None names one of raw
+    // TCP.
+    let is_fronted = template.protocol != AppProtocol::Tcp
+        && plan::ingresses::is_fronted(live.app, &owner, cluster);
     // As with the ServerlessService: the autoscaler decides, and a new leader does not know its decision yet.
     if !is_fronted
         && live.class() == AutoscalerClass::Kpa
@@ -109,10 +112,8 @@ fn revision_slice(
     if !is_fronted && revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
-    let template = ParsedTemplate::of_revision(revision, cluster);
-    // No header names a Revision of raw TCP.
-    let serves = live.mode_and_activators().0 == scaling::ServerlessServiceMode::Serve
-        && (!is_fronted || template.protocol == AppProtocol::Tcp);
+    let serves =
+        !is_fronted && live.mode_and_activators().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let endpoint = |pod: &RevisionPod| pod_endpoint(cluster, &owner, revision, pod);
     let mut pods: Vec<_> = pods.filter_map(endpoint).collect();

@@ -349,6 +349,28 @@ fn behind_another_ingress_the_service_of_a_revision_leads_to_activators_only() {
     assert!(is_direct(&api_server), "{:?}", endpoints(&api_server));
 }
 
+/// Returns the template of a Revision that speaks raw TCP.
+fn tcp_template(image: &str, initial_scale: u32) -> Value {
+    let mut template = template(image, initial_scale);
+    template["metadata"]["annotations"][key::PROTOCOL] = json!("tcp");
+    template
+}
+
+/// A new leader knows no decision yet, and without pods the slice of raw TCP would be deleted.
+#[test]
+fn the_service_of_a_revision_of_raw_tcp_keeps_its_pods_until_a_decision() {
+    let mut api_server = start(&[]);
+    apply(&mut api_server, service_body(KOURIER, tcp_template("hello:v1", 1), Value::Null));
+    api_server.report_all_ready();
+    let resource = ResourceKind::EndpointSlice;
+    let slice = ObjectPartKey::new(resource, ObjectPart::Object, name("hello-00001"));
+    let desired = desired_state(api_server.machine.cluster(), &slice);
+    assert_eq!(desired, DesiredState::Unmanaged);
+    api_server.decide("hello-00001", 1);
+    let all = endpoints(&api_server);
+    assert!(all.len() == 1 && all[0].ends_with(":8080"), "{all:?}");
+}
+
 /// An ingress sends requests to it until it has handled the new spec.
 #[test]
 fn a_revision_that_its_route_has_left_is_known_while_another_ingress_fronts_the_route() {
