@@ -88,6 +88,8 @@ pub(super) fn unready_front(
     cluster: &ClusterState,
 ) -> Option<ConditionStatus> {
     let class = app.route.as_ref()?.ingress_class.as_deref()?;
+    // Without a name of HTTP there is no Ingress that the Route could wait for.
+    ingress_spec(app, name, cluster)?;
     if !cluster.ingresses.is_listed {
         // A controller that has just started: what an earlier one has found stays.
         return match app.conditions.get(ConditionType::RouteIngress) {

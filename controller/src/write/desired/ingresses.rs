@@ -34,7 +34,11 @@ pub(super) fn ingress_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desir
     if observed.is_some_and(|it| *it.class != *class) {
         return DesiredState::Absent;
     }
-    let Some(spec) = ingress_spec(app, &key.name, cluster) else { return DesiredState::Unmanaged };
+    let Some(spec) = ingress_spec(app, &key.name, cluster) else {
+        // All names speak raw TCP, and no host leads to them. Before its first traffic, nothing is known of a Route.
+        let is_tcp = !app.traffic().is_empty();
+        return if is_tcp { DesiredState::Absent } else { DesiredState::Unmanaged };
+    };
     let meta = ingress_meta(app, route, &key.name, class);
     let object = ChildObject::new(ResourceKind::Ingress, meta, json!({"spec": spec}));
     DesiredState::Body(object.body)

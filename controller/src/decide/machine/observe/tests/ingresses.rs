@@ -356,6 +356,23 @@ fn tcp_template(image: &str, initial_scale: u32) -> Value {
     template
 }
 
+/// No host leads to raw TCP, so no controller would ever report that an ingress is ready.
+#[test]
+fn a_route_of_raw_tcp_has_no_ingress_and_waits_for_none() {
+    let mut api_server = start(&[("ingress-class", KOURIER)]);
+    let tcp = |image: &str| service_body("", tcp_template(image, 0), Value::Null);
+    apply(&mut api_server, tcp("hello:v1"));
+    assert_eq!(ingress_ready(&api_server), "True : ");
+    assert!(api_server.names(ResourceKind::Ingress).is_empty());
+    apply_class(&mut api_server, "", "hello:v2");
+    assert_eq!(ingress_ready(&api_server), NOT_CONFIGURED);
+    report(&mut api_server, "True");
+    assert_eq!(ingress_ready(&api_server), "True : ");
+    apply(&mut api_server, tcp("hello:v3"));
+    assert!(api_server.names(ResourceKind::Ingress).is_empty(), "its Revision has no traffic");
+    assert_eq!(ingress_ready(&api_server), "True : ");
+}
+
 /// A new leader knows no decision yet, and without pods the slice of raw TCP would be deleted.
 #[test]
 fn the_service_of_a_revision_of_raw_tcp_keeps_its_pods_until_a_decision() {
