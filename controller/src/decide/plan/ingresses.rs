@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use common::wire::{AppProtocol, NamespacedName};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::json;
 
 use super::{
     conditions::ingress_not_configured,
@@ -28,7 +29,7 @@ use crate::model::{
             IngressTls, IngressVisibility, KnativeIngressSpec, revision_service_port,
         },
     },
-    object::names::tagged_name,
+    object::{hash::stable_json_hash, names::tagged_name},
 };
 
 /// Headers by which activators find the Revision of a request (knative/serving `pkg/activator/activator.go`).
@@ -72,8 +73,12 @@ pub(super) fn is_served_by_gateway(app: &AppState) -> bool {
 /// ingress is ready. A Route without traffic has no request that could be lost, and is never opened at the gateway.
 pub(super) fn update_front(app: &mut AppState, name: &NamespacedName, cluster: &ClusterState) {
     let wanted: Option<Box<str>> = wanted_class(app, cluster).map(Into::into);
-    let ingress = wanted.as_deref().and_then(|class| own_ingress(app, name, class, cluster));
-    let is_ready = ingress.is_some_and(|it| matches!(it.readiness, Some(ConditionStatus::True(_))));
+    let spec = wanted.as_ref().and_then(|_| ingress_spec(app, name, cluster));
+    let readiness = wanted
+        .as_deref()
+        .zip(spec)
+        .and_then(|(class, spec)| present_readiness(app, name, class, &spec, cluster));
+    let is_ready = matches!(readiness, Some(ConditionStatus::True(_)));
     let is_served = !app.traffic().is_empty();
     let Some(route) = &mut app.route else { return };
     let waits = route.ingress_class.is_none() && is_served && !is_ready;
@@ -89,7 +94,7 @@ pub(super) fn unready_front(
 ) -> Option<ConditionStatus> {
     let class = app.route.as_ref()?.ingress_class.as_deref()?;
     // Without a name of HTTP there is no Ingress that the Route could wait for.
-    ingress_spec(app, name, cluster)?;
+    let spec = ingress_spec(app, name, cluster)?;
     if !cluster.ingresses.is_listed {
         // A controller that has just started: what an earlier one has found stays.
         return match app.conditions.get(ConditionType::RouteIngress) {
@@ -100,11 +105,30 @@ pub(super) fn unready_front(
             }
         };
     }
-    let readiness = own_ingress(app, name, class, cluster).and_then(|it| it.readiness.clone());
+    let readiness = present_readiness(app, name, class, &spec, cluster).cloned();
     match readiness.unwrap_or_else(ingress_not_configured) {
         ConditionStatus::True(_) => None,
         status @ (ConditionStatus::Unknown(_) | ConditionStatus::False(_)) => Some(status),
     }
+}
+
+/// Returns what a controller has found about this spec of a Route's Ingress. The observed Ingress may still have an
+/// earlier one.
+fn present_readiness<'a>(
+    app: &AppState,
+    name: &NamespacedName,
+    class: &str,
+    spec: &KnativeIngressSpec,
+    cluster: &'a ClusterState,
+) -> Option<&'a ConditionStatus> {
+    let ingress = own_ingress(app, name, class, cluster)?;
+    let is_present = || ingress.spec_hash == Some(spec_hash(spec));
+    ingress.readiness.as_ref().filter(|_| is_present())
+}
+
+/// Returns the hash of the spec of an Ingress.
+pub fn spec_hash(spec: &KnativeIngressSpec) -> u64 {
+    stable_json_hash(&json!(spec))
 }
 
 /// Returns the Ingress of a Route, if it has this class. One of an earlier Route, or in deletion, is none.

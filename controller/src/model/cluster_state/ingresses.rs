@@ -22,6 +22,8 @@ pub struct IngressState {
     pub owner_uid: Option<Uid>,
     /// Class of the ingress that serves it.
     pub class: Box<str>,
+    /// Hash of its spec, as the controller wrote it; `None`: it has none.
+    pub spec_hash: Option<u64>,
     /// Condition `Ready`, as far as it is about the present spec; `None`: its controller has not handled this spec.
     pub readiness: Option<ConditionStatus>,
     /// True once the object is being deleted.

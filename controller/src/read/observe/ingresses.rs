@@ -23,6 +23,8 @@ pub fn read_ingress(object: &Value) -> Option<IngressState> {
     Some(IngressState {
         owner_uid: controller_uid(object),
         class: annotation(object, key::CLASS_OF_INGRESS).unwrap_or_default().into(),
+        spec_hash: annotation(object, key::INGRESS_SPEC)
+            .and_then(|it| u64::from_str_radix(it, 16).ok()),
         readiness: ready.map(read_status),
         is_terminating: is_terminating(object),
     })
@@ -51,7 +53,11 @@ mod tests {
         read_ingress(&json!({
             "metadata": {
                 "generation": 2,
-                "annotations": {APPLIED_ANNOTATION: applied, key::CLASS_OF_INGRESS: "y.test"},
+                "annotations": {
+                    APPLIED_ANNOTATION: applied,
+                    key::CLASS_OF_INGRESS: "y.test",
+                    key::INGRESS_SPEC: "2b",
+                },
                 "ownerReferences": [{"controller": true, "uid": "7"}],
             },
             "status": status,
@@ -69,6 +75,7 @@ mod tests {
         let expected = IngressState {
             owner_uid: Some(Uid(7)),
             class: "y.test".into(),
+            spec_hash: Some(0x2b),
             readiness: None,
             is_terminating: false,
         };

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use crate::{
-    decide::plan::ingresses::{ingress_spec, wanted_class},
+    decide::plan::ingresses::{ingress_spec, spec_hash, wanted_class},
     model::{
         cluster_state::{AppState, ClusterState, RouteState},
         knative::key,
@@ -39,17 +39,20 @@ pub(super) fn ingress_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desir
         let is_tcp = !app.traffic().is_empty();
         return if is_tcp { DesiredState::Absent } else { DesiredState::Unmanaged };
     };
-    let meta = ingress_meta(app, route, &key.name, class);
+    let mut annotations = ingress_annotations(app, class);
+    // A plan compares it with its own spec: the Ingress and its status are those of an earlier plan until the apply.
+    annotations.insert(key::INGRESS_SPEC.into(), format!("{:016x}", spec_hash(&spec)));
+    let meta = ingress_meta(app, route, &key.name, annotations);
     let object = ChildObject::new(ResourceKind::Ingress, meta, json!({"spec": spec}));
     DesiredState::Body(object.body)
 }
 
-/// Returns the metadata of an Ingress: labels and annotations of its Route, and its class.
+/// Returns the metadata of an Ingress, with the labels of its Route and these annotations.
 fn ingress_meta(
     app: &AppState,
     route: &RouteState,
     name: &NamespacedName,
-    class: &str,
+    annotations: BTreeMap<String, String>,
 ) -> ObjectMeta {
     let mut labels = app.route_labels();
     labels.insert(key::ROUTE.into(), name.name.to_string());
@@ -63,7 +66,7 @@ fn ingress_meta(
         name: Some(name.name.to_string()),
         namespace: Some(name.namespace.to_string()),
         labels: Some(labels),
-        annotations: Some(ingress_annotations(app, class)),
+        annotations: Some(annotations),
         owner_references: Some(vec![owner.to_owner_reference()]),
         ..ObjectMeta::default()
     }

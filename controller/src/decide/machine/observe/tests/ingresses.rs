@@ -259,6 +259,40 @@ fn a_route_is_ready_once_its_ingress_has_handled_the_present_spec() {
     assert_eq!(ingress_ready(&api_server), "True : ");
 }
 
+/// A client that waits for the Route would otherwise go on with the percentages and hosts from before.
+#[test]
+fn a_route_is_not_ready_while_its_ingress_has_an_earlier_spec() {
+    let mut api_server = start(&[("ingress-class", KOURIER)]);
+    apply_class(&mut api_server, "", "hello:v1");
+    report(&mut api_server, "True");
+    assert_eq!(ingress_ready(&api_server), "True : ");
+    let data = json!({
+        "rouse.dev.trusted-ingresses": "10.1.0.0/16", "ingress-class": KOURIER,
+        "http-protocol": "Redirected",
+    });
+    api_server.other_replica = None;
+    let effects = api_server.machine.step(
+        api_server.now,
+        ControllerEvent::ObjectObserved {
+            resource: ResourceKind::ConfigMap,
+            name: NamespacedName::new("knative-serving", "config-network"),
+            object: Some(Box::new(json!({"data": data}))),
+        },
+    );
+    let option = &api_server.object(ResourceKind::Ingress, "hello")["spec"]["httpOption"];
+    assert_eq!(option, "Enabled", "nothing is written yet");
+    let app = &api_server.machine.cluster().apps[&name("hello")];
+    assert!(!app.conditions.is_true(ConditionType::RouteIngress));
+    for key in effects.changed_keys {
+        for event in api_server.write(&key) {
+            api_server.step(event);
+        }
+    }
+    assert_eq!(ingress_ready(&api_server), NOT_CONFIGURED);
+    report(&mut api_server, "True");
+    assert_eq!(ingress_ready(&api_server), "True : ");
+}
+
 #[test]
 fn each_change_of_the_class_leaves_a_host_with_the_ingress_that_serves_it() {
     let mut api_server = start(&[]);
