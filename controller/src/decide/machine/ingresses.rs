@@ -47,9 +47,26 @@ impl ControllerStateMachine {
         apps.insert(route.clone());
         for name in apps {
             self.reconcile_app(&name, now);
-            if let Some(app) = self.cluster.apps.get(&name) {
-                self.effects.changed_keys.extend(part_keys::app_path_keys(&name, app));
-            }
+            self.check_paths(&name);
+        }
+    }
+
+    /// Checks the slices of other apps whose Revisions a Route names: an ingress that fronts the Route may send requests
+    /// to them from now on. It may do so for a while after the Route has left them, so these are not checked at once.
+    pub(super) fn check_targets(&mut self, apps: &BTreeSet<NamespacedName>) {
+        // Before the end of the initial lists nothing is planned, and then all objects are checked.
+        if self.is_loading || !self.cluster.settings.config_maps.network.trusts_ingresses() {
+            return;
+        }
+        for name in apps {
+            self.check_paths(name);
+        }
+    }
+
+    /// Passes the keys on the path of connections to an app to the writer, which checks them.
+    fn check_paths(&mut self, name: &NamespacedName) {
+        if let Some(app) = self.cluster.apps.get(name) {
+            self.effects.changed_keys.extend(part_keys::app_path_keys(name, app));
         }
     }
 

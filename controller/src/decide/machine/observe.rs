@@ -203,9 +203,9 @@ impl ControllerStateMachine {
 
     fn observe_route(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let mut referred_apps = self.remove_route_references(&name);
-        if let Some(object) = object {
-            referred_apps.extend(self.add_route_references(&name, &observe::read_route(object)));
-        }
+        let spec = object.map(observe::read_route);
+        let named_apps = spec.map(|it| self.add_route_references(&name, &it)).unwrap_or_default();
+        referred_apps.extend(named_apps.iter().cloned());
         let route_name = name.clone();
         self.change_app(name, now, |app, cluster| {
             let previous = app.route.take();
@@ -240,6 +240,7 @@ impl ControllerStateMachine {
         for other in referred_apps {
             self.reconcile_app(&other, now);
         }
+        self.check_targets(&named_apps);
     }
 
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {

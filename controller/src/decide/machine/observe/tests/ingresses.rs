@@ -390,6 +390,35 @@ fn tcp_template(image: &str, initial_scale: u32) -> Value {
     template
 }
 
+/// Its own Route has the class of Rouse, and nothing else of it changes.
+#[test]
+fn a_revision_of_another_service_leads_to_activators_while_a_fronted_route_names_it() {
+    let mut api_server = start(&[]);
+    apply_class(&mut api_server, "", "hello:v1");
+    api_server.apply_service("other", "other:v1", 0, Value::Null);
+    let lead_to = |api_server: &mut FakeApiServer, revision: &str| {
+        let body = json!({
+            "apiVersion": "serving.knative.dev/v1", "kind": "Route",
+            "metadata": {
+                "name": "way", "namespace": NAMESPACE,
+                "annotations": {"networking.knative.dev/ingress-class": KOURIER},
+            },
+            "spec": {"traffic": [{"revisionName": revision, "percent": 100}]},
+        });
+        for event in api_server.apply(ResourceKind::Route, &name("way"), body) {
+            api_server.step(event);
+        }
+    };
+    lead_to(&mut api_server, "other-00001");
+    api_server.decide("hello-00001", 1);
+    api_server.report_all_ready();
+    let direct = endpoints(&api_server);
+    assert!(direct.len() == 1 && direct[0].ends_with(":8080"), "{direct:?}");
+    assert_eq!(api_server.names(ResourceKind::Ingress), [name("way")]);
+    lead_to(&mut api_server, "hello-00001");
+    assert_eq!(endpoints(&api_server), ["10.1.0.9:8012"]);
+}
+
 /// No host leads to raw TCP, so no controller would ever report that an ingress is ready.
 #[test]
 fn a_route_of_raw_tcp_has_no_ingress_and_waits_for_none() {
