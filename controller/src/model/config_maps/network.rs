@@ -462,8 +462,18 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     it.hsts = read_hsts(keys);
     it.tls = read_tls(keys);
     it.tcp_idle_timeout = read_tcp_idle_timeout(keys);
-    it.trusted_ingresses = read_networks(keys, "rouse.dev.trusted-ingresses");
+    it.trusted_ingresses = read_trusted_ingresses(keys);
     it
+}
+
+/// Reads the networks of trusted ingresses. One of all addresses is valid, but then any client counts as an ingress.
+fn read_trusted_ingresses(keys: &mut ConfigMapReader<'_>) -> Vec<IpNet> {
+    let key = "rouse.dev.trusted-ingresses";
+    let networks = read_networks(keys, key);
+    if networks.iter().any(|net| net.prefix_len() == 0) {
+        keys.add_warning(format!("{key} trusts every client: each may choose any Revision"));
+    }
+    networks
 }
 
 /// Reads networks, separated by commas or white space.

@@ -274,8 +274,14 @@ fn the_selector_of_namespaces_with_one_certificate_is_applied() {
 
 #[test]
 fn trust_in_every_client_gets_a_warning() {
-    let read = map(&[("rouse.dev.trusted-proxies", "0.0.0.0/0")]).unwrap();
-    assert!(read.warnings.iter().any(|it| it.contains("trusts every client")), "{read:?}");
+    for key in ["rouse.dev.trusted-proxies", "rouse.dev.trusted-ingresses"] {
+        for (network, expected) in [("0.0.0.0/0", 1), ("::/0", 1), ("10.0.0.0/8", 0)] {
+            let read = map(&[(key, network)]).unwrap();
+            let warnings = read.warnings.iter();
+            let count = warnings.filter(|it| it.contains("trusts every client")).count();
+            assert_eq!(count, expected, "{key} {network} {read:?}");
+        }
+    }
 }
 
 #[test]
