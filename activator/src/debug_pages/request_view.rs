@@ -225,6 +225,9 @@ impl RequestSnapshot<'_> {
         if matched.is_none() && !is_unknown {
             return Vec::new();
         }
+        if let Some(chosen) = matched.filter(|it| matches!(it, MatchRule::ChosenRevision(_))) {
+            return vec![RuleFacts { rule: rule_text(chosen), is_match: true }];
+        }
         let host = || self.host.to_owned();
         let mut tried = Vec::new();
         for rule in match_rules(self.request.entrypoint, host, self.cluster_domain) {
@@ -322,6 +325,9 @@ fn rule_text(rule: &MatchRule) -> String {
         MatchRule::GatewayPort(port) => format!("gateway port {port} of a service"),
         MatchRule::ServiceName(name) => format!("name of service {name} within the cluster"),
         MatchRule::RevisionName(name) => format!("name of Revision {name} within the cluster"),
+        MatchRule::ChosenRevision(name) => {
+            format!("Revision {name}, by headers of a trusted ingress")
+        }
         MatchRule::Host(host) => format!("host {host:?} of a Route, tag or DomainMapping"),
     }
 }
@@ -348,6 +354,9 @@ fn found_reason(found: &FoundService) -> String {
         }
         (None, MatchRule::ServiceName(_)) => format!("the host is the name of {service}"),
         (None, MatchRule::RevisionName(_)) => format!("the host is the name of Revision {service}"),
+        (None, MatchRule::ChosenRevision(_)) => {
+            format!("a trusted ingress has chosen Revision {service}")
+        }
         (None, MatchRule::Host(host)) => format!("{host} is a host of {service}"),
     }
 }

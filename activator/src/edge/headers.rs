@@ -7,7 +7,7 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, NamespacedName, TagRouting};
 
 use crate::{
     budget::REQUEST_OVERHEAD_BYTES,
@@ -29,12 +29,16 @@ const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
 /// (`networking/pkg/http/header/header.go`).
 pub const TAG_HEADER: HeaderName = HeaderName::from_static("knative-serving-tag");
 const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-serving-default-route");
+/// Headers by which an ingress of another controller names the Revision that it has chosen (knative/serving
+/// `pkg/activator/activator.go`).
+const REVISION_HEADER: HeaderName = HeaderName::from_static("knative-serving-revision");
+const REVISION_NAMESPACE_HEADER: HeaderName = HeaderName::from_static("knative-serving-namespace");
 
 /// Headers between components of Knative. The values that a client wrote there never reach the app, except a tag that
-/// the Route does not have (see [`write_tag_headers`]).
+/// the Route does not have (see [`write_tag_headers`]), and what a trusted ingress writes about tags.
 const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
-    HeaderName::from_static("knative-serving-revision"),
-    HeaderName::from_static("knative-serving-namespace"),
+    REVISION_HEADER,
+    REVISION_NAMESPACE_HEADER,
     TAG_HEADER,
     DEFAULT_ROUTE_HEADER,
     HeaderName::from_static("k-proxy-request"),
@@ -121,6 +125,7 @@ pub fn rewrite_request_head(
     let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, context.edge)).flatten();
     let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG_HEADER).cloned();
+    let ingress_tags = tag_headers_of_ingress(&head.headers, &context);
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
     strip_platform_headers(&mut head.headers, context.sender.traffic_origin, context.edge);
@@ -132,7 +137,11 @@ pub fn rewrite_request_head(
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
-    // After the platform's headers were removed: from here on these names have the activator's values only.
+    // After the platform's headers were removed: from here on these names have the activator's values only, or those of
+    // a trusted ingress.
+    for (name, value) in ingress_tags {
+        head.headers.insert(name, value);
+    }
     write_tag_headers(&mut head.headers, tag, context.tags)?;
     write_client_headers(&mut head.headers, context.sender, context.edge);
     if context.sender.traffic_origin == TrafficOrigin::External {
@@ -292,6 +301,33 @@ fn strip_platform_headers(headers: &mut HeaderMap, origin: TrafficOrigin, edge: 
     for name in platform_headers {
         headers.remove(name);
     }
+}
+
+/// Returns the Revision that the headers of a request name; `None`: one of the two headers is missing or repeated. Only
+/// of a trusted ingress does it count.
+pub(crate) fn named_revision(headers: &HeaderMap) -> Option<NamespacedName> {
+    let only = |name: &HeaderName| {
+        let mut values = headers.get_all(name).iter();
+        let (value, None) = (values.next()?, values.next()) else { return None };
+        value.to_str().ok().filter(|text| !text.is_empty())
+    };
+    Some(NamespacedName::new(only(&REVISION_NAMESPACE_HEADER)?, only(&REVISION_HEADER)?))
+}
+
+/// Returns the headers about tags that a trusted ingress has written: it has chosen by the Route's tags itself.
+fn tag_headers_of_ingress(
+    headers: &HeaderMap,
+    context: &PodRequestContext<'_>,
+) -> Vec<(HeaderName, HeaderValue)> {
+    let sender = context.sender;
+    let is_from_ingress = context.tags.is_none()
+        && sender.traffic_origin == TrafficOrigin::Internal
+        && context.edge.is_trusted_ingress(sender.address);
+    if !is_from_ingress {
+        return Vec::new();
+    }
+    let names = [TAG_HEADER, DEFAULT_ROUTE_HEADER].into_iter();
+    names.filter_map(|name| headers.get(&name).cloned().map(|value| (name, value))).collect()
 }
 
 /// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers). A

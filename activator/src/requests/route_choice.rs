@@ -4,7 +4,7 @@
 
 use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
-use common::wire::{AppProtocol, ClientAuth, EdgeSettings, TagRouting};
+use common::wire::{AppProtocol, ClientAuth, EdgeSettings, NamespacedName, TagRouting};
 use http::{HeaderValue, Method, StatusCode, request};
 use hyper::ext::Protocol;
 
@@ -123,7 +123,10 @@ impl RouteChooser<'_> {
         if let Some(rules) = self.gateway_rules(head, entrypoint, sender) {
             return self.choose_by_rules(&rules, head, sender, handshake);
         }
-        let found = self.find_service(head, entrypoint)?;
+        let found = match self.revision_of_ingress(head, entrypoint, sender) {
+            Some(revision) => self.find_chosen_revision(revision)?,
+            None => self.find_service(head, entrypoint)?,
+        };
         let mut comes_by_https = false;
         if entrypoint == Entrypoint::External {
             // One policy for the whole decision: a change in between would mix the settings of two.
@@ -210,6 +213,32 @@ impl RouteChooser<'_> {
             return None;
         }
         self.routes.challenge_response(&host::request_host(head)?, token)
+    }
+
+    /// Returns the Revision that a trusted ingress has chosen for a request. Headers of all other senders choose none.
+    fn revision_of_ingress(
+        &self,
+        head: &request::Parts,
+        entrypoint: Entrypoint,
+        sender: ForwardedRequestSender,
+    ) -> Option<NamespacedName> {
+        if entrypoint != Entrypoint::Internal {
+            return None;
+        }
+        let revision = headers::named_revision(&head.headers)?;
+        self.edge_policy.current().is_trusted_ingress(sender.address).then_some(revision)
+    }
+
+    /// Finds a Revision that an ingress has chosen. The request's host is that of its Route, whose traffic the ingress
+    /// has divided, so no other rule may take the request.
+    fn find_chosen_revision(
+        &self,
+        revision: NamespacedName,
+    ) -> Result<FoundService, ProxyRequestError> {
+        let service = self.routes.service_for_revision(&revision);
+        let unknown = || ProxyRequestError::UnknownRevision(revision.to_string());
+        let service_match = ServiceMatch::from(service.ok_or_else(unknown)?);
+        Ok(FoundService { rule: MatchRule::ChosenRevision(revision), service_match })
     }
 
     /// Finds the service by the first rule that has one.

@@ -26,6 +26,7 @@ mod autoscaling_status;
 mod domain_mappings;
 mod endpoint_slices;
 mod gateway_api;
+mod ingresses;
 mod pod_annotations;
 mod pod_requests;
 mod requested_certificates;
@@ -69,6 +70,7 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         | ResourceKind::Gateway
         | ResourceKind::HttpRoute
         | ResourceKind::GrpcRoute => gateway_api::gateway_status(cluster, key),
+        ResourceKind::Ingress => ingresses::ingress_part(cluster, key),
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace

@@ -106,10 +106,10 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 32] = [
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
-        resources: &["serverlessservices", "clusterdomainclaims", "certificates"],
+        resources: &["serverlessservices", "clusterdomainclaims", "certificates", "ingresses"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "path of a Revision, for tools to read; namespaces that may use a domain; certificates that are requested",
+        reason: "path of a Revision, for tools to read; namespaces that may use a domain; certificates that are requested; hosts for other ingresses",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],

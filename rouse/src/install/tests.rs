@@ -20,8 +20,8 @@ use controller::{
         object::ResourceKind,
     },
     shell::api::watch_scope::{
-        cert_manager_scopes, gateway_scopes, grpc_route_scopes, request_scopes, watch_scopes,
-        workload_scopes,
+        cert_manager_scopes, gateway_scopes, grpc_route_scopes, ingress_scopes, request_scopes,
+        watch_scopes, workload_scopes,
     },
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
@@ -533,7 +533,7 @@ fn the_controller_may_list_each_kind_that_it_watches() {
             is_about && has_verbs && rule.names.is_empty()
         })
     };
-    let of_gateways = [gateway_scopes(), grpc_route_scopes()].concat();
+    let of_gateways = [gateway_scopes(), grpc_route_scopes(), ingress_scopes()].concat();
     let optional = [request_scopes(), cert_manager_scopes(), of_gateways].concat();
     for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE), optional].concat() {
         let (group, plural) = (scope.resource.group(), scope.resource.plural());

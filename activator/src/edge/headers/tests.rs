@@ -28,6 +28,7 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         hsts: None,
         tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
         tcp_idle_timeout: None,
+        trusted_ingresses: Vec::new(),
     };
     PodRequestContext {
         sender,
@@ -325,4 +326,30 @@ fn connect_is_refused() {
         rewrite_request_head(&mut head, request_context(TrafficOrigin::Internal), String::new)
             .expect_err("refused");
     assert_eq!(error.status(), 405);
+}
+
+#[test]
+fn tags_of_a_trusted_ingress_reach_the_pod_and_those_of_others_do_not() {
+    let edge = EdgeSettings {
+        trusted_ingresses: vec!["10.0.0.0/8".parse().expect("a network")],
+        ..EdgeSettings::default()
+    };
+    let fields = [
+        ("host", "a"),
+        ("knative-serving-tag", "blue"),
+        ("knative-serving-default-route", "true"),
+        ("knative-serving-revision", "hello-1"),
+    ];
+    let tags = |address: [u8; 4], traffic_origin| {
+        let mut context = request_context(traffic_origin);
+        context.sender.address = address.into();
+        let (head, _) = rewritten_by("/", PodRequestContext { edge: &edge, ..context }, &fields);
+        assert_eq!(field(&head, "knative-serving-revision"), None);
+        let names = ["knative-serving-tag", "knative-serving-default-route"];
+        names.map(|name| field(&head, name).map(str::to_owned))
+    };
+    let both = [Some("blue".to_owned()), Some("true".to_owned())];
+    assert_eq!(tags([10, 0, 0, 7], TrafficOrigin::Internal), both);
+    assert_eq!(tags([11, 0, 0, 7], TrafficOrigin::Internal), [None, None]);
+    assert_eq!(tags([10, 0, 0, 7], TrafficOrigin::External), [None, None]);
 }

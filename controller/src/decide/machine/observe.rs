@@ -83,6 +83,7 @@ impl ControllerStateMachine {
             ResourceKind::HttpRoute | ResourceKind::GrpcRoute => {
                 self.observe_gateway_route(resource, name, object, now);
             }
+            ResourceKind::Ingress => self.observe_ingress(&name, object, now),
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
@@ -204,9 +205,9 @@ impl ControllerStateMachine {
 
     fn observe_route(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let mut referred_apps = self.remove_route_references(&name);
-        if let Some(object) = object {
-            referred_apps.extend(self.add_route_references(&name, &observe::read_route(object)));
-        }
+        let spec = object.map(observe::read_route);
+        let named_apps = spec.map(|it| self.add_route_references(&name, &it)).unwrap_or_default();
+        referred_apps.extend(named_apps.iter().cloned());
         let route_name = name.clone();
         self.change_app(name, now, |app, cluster| {
             let previous = app.route.take();
@@ -225,6 +226,7 @@ impl ControllerStateMachine {
                         true => RouteState {
                             traffic: previous.traffic,
                             rollout: previous.rollout,
+                            ingress_class: previous.ingress_class,
                             ..route
                         },
                         false => route,
@@ -240,6 +242,7 @@ impl ControllerStateMachine {
         for other in referred_apps {
             self.reconcile_app(&other, now);
         }
+        self.check_targets(&named_apps);
     }
 
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
@@ -355,6 +358,7 @@ impl ControllerStateMachine {
                 let keys = part_keys::certificate_keys(&owner_app, app, &self.cluster);
                 self.effects.changed_keys.extend(keys);
             }
+            self.check_ingress(&owner_app);
             if !planned {
                 self.reconcile_app(&owner_app, now);
             }

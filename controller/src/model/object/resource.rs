@@ -61,6 +61,8 @@ pub enum ResourceKind {
     HttpRoute,
     /// `GRPCRoute` of the group `gateway.networking.k8s.io`.
     GrpcRoute,
+    /// `Ingress` of the group `networking.internal.knative.dev`.
+    Ingress,
 }
 
 /// Names of a kind in the API.
@@ -84,7 +86,7 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -113,6 +115,7 @@ impl ResourceKind {
         Self::Gateway,
         Self::HttpRoute,
         Self::GrpcRoute,
+        Self::Ingress,
     ];
 
     const fn api_names(self) -> ResourceNames {
@@ -173,6 +176,7 @@ impl ResourceKind {
             Self::Gateway => resource_names(GATEWAY, "v1", "Gateway", "gateways"),
             Self::HttpRoute => resource_names(GATEWAY, "v1", "HTTPRoute", "httproutes"),
             Self::GrpcRoute => resource_names(GATEWAY, "v1", "GRPCRoute", "grpcroutes"),
+            Self::Ingress => resource_names(NET, "v1alpha1", "Ingress", "ingresses"),
         }
     }
 
