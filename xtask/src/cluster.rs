@@ -83,6 +83,14 @@ pub(crate) enum ClusterCommand {
         #[arg(long, hide = true)]
         prepared: Option<PathBuf>,
     },
+    /// Make an image of a static program, and load it on all nodes under each of the names
+    Import {
+        /// Path of the program
+        program: PathBuf,
+        /// Names of the image, with their registries and tags
+        #[arg(value_name = "NAME", required = true)]
+        names: Vec<String>,
+    },
     /// Inject a fault into a process or node: etcd, kube-apiserver, node1, node1/kubelet, …
     Fault { action: FaultAction, part: ClusterProcess },
     /// Forward connections from the listener on standard input into the cluster
@@ -108,6 +116,9 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
         ClusterCommand::Forward { to, listen } => as_root(|| forward_port(&paths, *to, *listen)),
         ClusterCommand::Load { packages, prepared } => {
             up::load_images(&paths, packages, prepared.as_deref())
+        }
+        ClusterCommand::Import { program, names } => {
+            as_root(|| up::import_program(&paths, program, names))
         }
         ClusterCommand::Fault { action, part: process } => {
             as_root(|| fault::run(&paths, *action, *process))
