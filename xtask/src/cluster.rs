@@ -147,6 +147,16 @@ pub(crate) fn has_helm() -> Result<bool> {
     programs::is_available(&build_recipes::BuildRecipe::helm())
 }
 
+/// Returns the directory of the conformance tests of the Gateway API, built once like the cluster's programs.
+pub(crate) fn build_gateway_conformance() -> Result<PathBuf> {
+    programs::find_or_build_folder(&build_recipes::BuildRecipe::gateway_conformance())
+}
+
+/// Returns the directory of these tests; `None` if they must be built first, which takes minutes.
+pub(crate) fn find_gateway_conformance() -> Result<Option<PathBuf>> {
+    programs::find_folder(&build_recipes::BuildRecipe::gateway_conformance())
+}
+
 /// Returns true if xtask has created a cluster `name`.
 pub(crate) fn exists(name: &str) -> Result<bool> {
     Ok(ClusterPaths::new(name)?.read_record()?.is_some())

@@ -71,6 +71,23 @@ pub(crate) struct TestArgs {
     names: Vec<String>,
 }
 
+impl TestArgs {
+    /// Arguments that run the tests of the cluster tier whose names contain `name`. With `yes`, missing packages are
+    /// installed without a question.
+    pub(crate) fn of_cluster_tests(name: &str, yes: bool) -> Self {
+        Self {
+            tier: vec![TestTier::Cluster],
+            yes,
+            long: false,
+            build_only: None,
+            kubeconfig: None,
+            repeat: NonZeroU32::MIN,
+            built: None,
+            names: vec![name.to_owned()],
+        }
+    }
+}
+
 /// A kind of test, ordered by its requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum TestTier {

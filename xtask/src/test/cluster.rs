@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     chart::{CHECKS, HelmChart},
-    cluster, image,
+    cluster, conformance, image,
     setup::{self, SetupPurpose},
     sh,
 };
@@ -283,9 +283,18 @@ fn run_on_cluster(
     if helm.is_none() {
         skipped_modules.push(("helm_chart::", "no helm: `cargo xtask chart` builds it"));
     }
+    let suite = cluster::find_gateway_conformance()?;
+    if suite.is_none() {
+        let reason = "not built: `cargo xtask conformance` builds and runs it";
+        skipped_modules.push((conformance::TEST_MODULE, reason));
+    }
     let mut variables = cluster_variables(SHARED_CLUSTER, xtask, rouse).to_vec();
     variables.extend(helm.as_deref().map(|it| ("ROUSE_HELM", it.as_os_str())));
-    run_tests(args, builder, &variables, &skipped_modules)
+    variables.extend(suite.as_deref().map(|it| (conformance::FOLDER_VARIABLE, it.as_os_str())));
+    conformance::remove_results(&builder.workspace);
+    let outcome = run_tests(args, builder, &variables, &skipped_modules)?;
+    conformance::print_results(&builder.workspace);
+    Ok(outcome)
 }
 
 /// Runs all tests except the modules in `skipped_modules`, each with its reason. Long tests run only on request.
