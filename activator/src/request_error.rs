@@ -17,6 +17,9 @@ pub enum ProxyRequestError {
     /// The rule of the Gateway API that the request gets leads to no backend.
     #[error("no backend of route {0} can serve it")]
     NoBackend(String),
+    /// The rule of a GRPCRoute that the request gets leads to no backend.
+    #[error("no backend of route {0} can serve it")]
+    NoGrpcBackend(String),
     /// The service names a Revision that the RouteTable does not contain.
     #[error("Error getting active endpoint: revision {0:?} not found")]
     UnknownRevision(String),
@@ -79,9 +82,11 @@ impl ProxyRequestError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::UnknownService(_) | Self::UnknownRevision(_) => StatusCode::NOT_FOUND,
-            Self::NoRevision(_) | Self::QueueFull | Self::TooManyRequestBytes => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            // Clients of gRPC read it as `UNAVAILABLE`.
+            Self::NoRevision(_)
+            | Self::NoGrpcBackend(_)
+            | Self::QueueFull
+            | Self::TooManyRequestBytes => StatusCode::SERVICE_UNAVAILABLE,
             Self::NoBackend(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::BodyIdleTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::ForbiddenByNetworkPolicy(_) | Self::ClientCertificateRequired => {
@@ -138,6 +143,8 @@ mod tests {
         assert_eq!(response(ProxyRequestError::Timeout), (504, "activator request timeout".into()));
         assert_eq!(response(ProxyRequestError::UnknownRevision("a/b".into())).0, 404);
         assert_eq!(response(ProxyRequestError::NoRevision("a/b".into())).0, 503);
+        assert_eq!(response(ProxyRequestError::NoBackend("a/b".into())).0, 500);
+        assert_eq!(response(ProxyRequestError::NoGrpcBackend("a/b".into())).0, 503);
         assert_eq!(
             response(ProxyRequestError::DialFailed { address, reason }),
             (502, "cannot connect to pod at 10.0.0.1:80: refused".into())

@@ -314,6 +314,9 @@ pub struct EdgeFacts {
     /// Port of https in redirects; `None`: 443.
     #[serde(default)]
     pub https_port: Option<u16>,
+    /// Networks of trusted ingresses, whose headers choose a Revision.
+    #[serde(default)]
+    pub trusted_ingresses: Vec<String>,
 }
 
 /// Result of a request.

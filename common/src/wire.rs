@@ -39,6 +39,7 @@ mod client_auth;
 mod conversion;
 mod gateway_hosts;
 mod hsts;
+mod path_modifier;
 mod path_rules;
 mod pod_reports;
 mod route_table;
@@ -56,9 +57,10 @@ pub use client_auth::{ClientAuth, ClientCaEntry, ClientCaMaterial};
 pub use conversion::WireError;
 pub use gateway_hosts::{
     GatewayHostEntry, GatewayHostKey, HeaderChanges, HttpRule, PathMatch, PlainBackend,
-    RequestRedirect, RouteBackend, WeightedBackend,
+    RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite, WeightedBackend,
 };
 pub use hsts::{HstsFault, HstsPolicy};
+pub use path_modifier::PathModifier;
 pub use path_rules::{PathPrefix, PathPrefixFault, PathRule, wildcard_suffix};
 pub use pod_reports::{PodObservation, PodReportItem};
 pub use route_table::{RouteChange, RouteItem, RouteKey, RouteTable, RouteView};
@@ -376,7 +378,7 @@ pub struct RevisionEntry {
 }
 
 /// Protocol that pods speak on a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AppProtocol {
     /// HTTP/1.1 (port name `http1` or none).
     Http1,

@@ -1,7 +1,7 @@
 //! The cluster tier: tests on a real Kubernetes. Needs root; run by `cargo xtask test --tier cluster`.
 //!
-//! Tests in `baseline` run on any cluster, those in `kn` need Knative's client, and all others need a cluster that
-//! xtask made.
+//! Tests in `baseline` run on any cluster, those in `kn` need Knative's client and those in `gateway_conformance`
+//! upstream's suite. All but the first need a cluster that xtask made.
 
 mod api_client;
 mod baseline;
@@ -11,6 +11,7 @@ mod deletion;
 mod error_conditions;
 mod examples;
 mod faults;
+mod gateway_conformance;
 mod gateway_ports;
 mod install;
 mod installation_rounds;

@@ -33,7 +33,8 @@ impl DedicatedCluster {
         cluster
     }
 
-    fn run_xtask(&self, args: &[&str]) -> String {
+    /// Runs `xtask cluster` with these arguments, and returns its output.
+    pub(crate) fn run_xtask(&self, args: &[&str]) -> String {
         xtask_output(&self.xtask, &self.name, args)
             .unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }

@@ -83,6 +83,14 @@ pub(crate) enum ClusterCommand {
         #[arg(long, hide = true)]
         prepared: Option<PathBuf>,
     },
+    /// Make an image of a static program, and load it on all nodes under each of the names
+    Import {
+        /// Path of the program
+        program: PathBuf,
+        /// Names of the image, with their registries and tags
+        #[arg(value_name = "NAME", required = true)]
+        names: Vec<String>,
+    },
     /// Inject a fault into a process or node: etcd, kube-apiserver, node1, node1/kubelet, …
     Fault { action: FaultAction, part: ClusterProcess },
     /// Forward connections from the listener on standard input into the cluster
@@ -109,6 +117,9 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
         ClusterCommand::Load { packages, prepared } => {
             up::load_images(&paths, packages, prepared.as_deref())
         }
+        ClusterCommand::Import { program, names } => {
+            as_root(|| up::import_program(&paths, program, names))
+        }
         ClusterCommand::Fault { action, part: process } => {
             as_root(|| fault::run(&paths, *action, *process))
         }
@@ -134,6 +145,16 @@ pub(crate) fn helm() -> Result<PathBuf> {
 /// Returns true if [`helm`] need not build Helm first, which takes minutes.
 pub(crate) fn has_helm() -> Result<bool> {
     programs::is_available(&build_recipes::BuildRecipe::helm())
+}
+
+/// Returns the directory of the conformance tests of the Gateway API, built once like the cluster's programs.
+pub(crate) fn build_gateway_conformance() -> Result<PathBuf> {
+    programs::find_or_build_folder(&build_recipes::BuildRecipe::gateway_conformance())
+}
+
+/// Returns the directory of these tests; `None` if they must be built first, which takes minutes.
+pub(crate) fn find_gateway_conformance() -> Result<Option<PathBuf>> {
+    programs::find_folder(&build_recipes::BuildRecipe::gateway_conformance())
 }
 
 /// Returns true if xtask has created a cluster `name`.

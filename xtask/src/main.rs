@@ -16,6 +16,7 @@ mod chart;
 mod ci;
 mod cluster;
 mod cold_start;
+mod conformance;
 mod demo;
 mod frozen_pods;
 mod fuzz;
@@ -74,6 +75,8 @@ enum XtaskCommand {
     Monitoring,
     /// Check with Helm that the chart makes what `rouse install` applies
     Chart,
+    /// Run upstream's conformance tests of the Gateway API on a cluster, and print their results
+    Conformance(conformance::ConformanceArgs),
     /// Search for input that the HTTP/1.1 and HTTP/2 parsers read differently from other implementations
     Fuzz(fuzz::FuzzArgs),
     /// Measure Rouse side by side with controls, and write BENCHMARKS.md
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         XtaskCommand::Tidy => tidy::run(),
         XtaskCommand::Monitoring => monitoring::run(),
         XtaskCommand::Chart => chart::run(),
+        XtaskCommand::Conformance(args) => conformance::run(&args),
         XtaskCommand::Fuzz(args) => fuzz::run(&args),
         XtaskCommand::Bench(args) => bench::run(&args),
         XtaskCommand::Measure(args) => measure::run(&args),

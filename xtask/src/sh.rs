@@ -11,8 +11,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 /// Environment variables passed through sudo, which drops all others: those that the programs and tests read.
-const PRESERVED_VARIABLES: [&str; 9] = [
+const PRESERVED_VARIABLES: [&str; 10] = [
     "CARGO_TARGET_DIR",
+    "ROUSE_CONFORMANCE_TEST",
     "ROUSE_INSTALL_ROUNDS",
     "ROUSE_LONG_REQUEST_S",
     "ROUSE_STANDBY_PROBES",

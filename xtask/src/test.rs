@@ -2,6 +2,7 @@
 
 mod build;
 mod cluster;
+mod conformance_results;
 mod image_prebuild;
 mod lane_cgroup;
 mod results;
@@ -69,6 +70,23 @@ pub(crate) struct TestArgs {
     /// Run only tests whose name contains one of these; they may stand behind `--`
     #[arg(value_name = "NAME")]
     names: Vec<String>,
+}
+
+impl TestArgs {
+    /// Arguments that run upstream's conformance tests of the Gateway API. With `yes`, missing packages are installed
+    /// without a question.
+    pub(crate) fn of_conformance_tests(yes: bool) -> Self {
+        Self {
+            tier: vec![TestTier::Cluster],
+            yes,
+            long: false,
+            build_only: None,
+            kubeconfig: None,
+            repeat: NonZeroU32::MIN,
+            built: None,
+            names: vec![conformance_results::TEST_MODULE.to_owned()],
+        }
+    }
 }
 
 /// A kind of test, ordered by its requirements.

@@ -227,6 +227,7 @@ fn write_connections_and_policy(page: &mut HtmlPage, facts: &RoutesFacts) {
         ("Upgrades besides websocket", names(&edge.allowed_upgrades)),
         ("Header names with an underscore", yes_or_no(edge.allows_underscores)),
         ("Port of https in redirects", edge.https_port.unwrap_or(443).to_string()),
+        ("Trusted ingresses", names(&edge.trusted_ingresses)),
     ];
     page.table(["Setting", "Value"], settings.map(|(name, value)| [name.to_owned(), value]));
 }
@@ -295,6 +296,7 @@ mod tests {
             not_after: text.clone(),
         }];
         facts.edge.trusted_proxies = vec![text.clone()];
+        facts.edge.trusted_ingresses = vec![text.clone()];
         facts.edge.allowed_upgrades = vec![text];
         facts
     }

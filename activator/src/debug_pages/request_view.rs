@@ -12,7 +12,7 @@ use http::{HeaderValue, Request, Uri, header, request};
 use crate::{
     edge::{
         client_headers::{ForwardedRequestSender, ProxiedClient},
-        headers::TAG_HEADER,
+        headers::{TAG_HEADER, request_target},
     },
     entrypoint::{Entrypoint, TrafficOrigin},
     request_error::ProxyRequestError,
@@ -225,6 +225,9 @@ impl RequestSnapshot<'_> {
         if matched.is_none() && !is_unknown {
             return Vec::new();
         }
+        if let Some(chosen) = matched.filter(|it| matches!(it, MatchRule::ChosenRevision(_))) {
+            return vec![RuleFacts { rule: rule_text(chosen), is_match: true }];
+        }
         let host = || self.host.to_owned();
         let mut tried = Vec::new();
         for rule in match_rules(self.request.entrypoint, host, self.cluster_domain) {
@@ -251,6 +254,9 @@ impl RequestSnapshot<'_> {
         }
         if let Some(prefix) = choice.found.service_match.stripped_prefix() {
             notes.push(format!("the pods receive the path without {prefix}"));
+        }
+        if let Some(picked) = &choice.found.service_match.picked_backend {
+            notes.extend(rewrite_notes(&picked.rule, self.head));
         }
         if let Some(rule) = choice.found.service_match.client_auth().filter(|_| !is_inside) {
             notes.push(client_auth_note(rule));
@@ -294,6 +300,16 @@ pub(super) fn takes_raw_tcp(entrypoint: Entrypoint, choice: &ServiceChoice) -> b
     }
 }
 
+/// Returns the changes that a rule of the Gateway API makes to the URL of a request.
+fn rewrite_notes(rule: &GatewayRule, head: &request::Parts) -> Vec<String> {
+    let host = rule.rewrite.as_ref().and_then(|it| it.host.as_ref());
+    let host = host.map(|host| format!("the pods receive the host {host}"));
+    let path = rule.rewritten_target(request_target(head).as_bytes()).and_then(Result::ok);
+    let path = path.map(|it| String::from_utf8_lossy(&it).into_owned());
+    let path = path.map(|path| format!("the pods receive the path {path}"));
+    host.into_iter().chain(path).collect()
+}
+
 fn client_auth_note(rule: &ClientAuth) -> String {
     let Some(ca) = &rule.ca else {
         return "the host accepts no client, since the name of its client CA is not valid"
@@ -309,14 +325,20 @@ fn rule_text(rule: &MatchRule) -> String {
         MatchRule::GatewayPort(port) => format!("gateway port {port} of a service"),
         MatchRule::ServiceName(name) => format!("name of service {name} within the cluster"),
         MatchRule::RevisionName(name) => format!("name of Revision {name} within the cluster"),
+        MatchRule::ChosenRevision(name) => {
+            format!("Revision {name}, by headers of a trusted ingress")
+        }
         MatchRule::Host(host) => format!("host {host:?} of a Route, tag or DomainMapping"),
     }
 }
 
 fn found_reason(found: &FoundService) -> String {
     let service = &found.service_match.service.name;
-    if let Some(rule) = &found.service_match.gateway_rule {
-        return rule_reason(rule, &format!("leads to {service}, by the weights of its backends"));
+    if let Some(picked) = &found.service_match.picked_backend {
+        return rule_reason(
+            &picked.rule,
+            &format!("leads to {service}, by the weights of its backends"),
+        );
     }
     match (found.service_match.domain(), &found.rule) {
         (Some(domain), _) => match &domain.path_rule {
@@ -332,14 +354,17 @@ fn found_reason(found: &FoundService) -> String {
         }
         (None, MatchRule::ServiceName(_)) => format!("the host is the name of {service}"),
         (None, MatchRule::RevisionName(_)) => format!("the host is the name of Revision {service}"),
+        (None, MatchRule::ChosenRevision(_)) => {
+            format!("a trusted ingress has chosen Revision {service}")
+        }
         (None, MatchRule::Host(host)) => format!("{host} is a host of {service}"),
     }
 }
 
 /// Returns the rule of the Gateway API that counts for a request, with its effect.
 fn rule_reason(rule: &GatewayRule, effect: &str) -> String {
-    let GatewayRule { host, route, .. } = rule;
-    format!("a rule of route {route} for {host} is the first that fits, and {effect}")
+    let (GatewayRule { host, route, .. }, kind) = (rule, rule.route_kind());
+    format!("a rule of {kind} {route} for {host} is the first that fits, and {effect}")
 }
 
 /// Returns the choice of a tag as a sentence; `None`: tags have no meaning for the service.

@@ -186,5 +186,6 @@ fn edge_facts(edge: &EdgeSettings) -> EdgeFacts {
         allowed_upgrades: edge.allowed_upgrades.clone(),
         allows_underscores: edge.allows_underscores,
         https_port: edge.https_port.map(NonZeroU16::get),
+        trusted_ingresses: edge.trusted_ingresses.iter().map(ToString::to_string).collect(),
     }
 }

@@ -115,6 +115,32 @@ fn a_trace_names_the_pod_and_the_policy_by_which_it_is_chosen() {
 }
 
 #[test]
+fn a_trace_names_the_revision_that_a_trusted_ingress_has_chosen() {
+    let mut table = one_service();
+    table.settings.edge.trusted_ingresses = vec!["10.1.0.0/16".parse().unwrap()];
+    let source = source(&table);
+    let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let mut request = TracedRequest {
+        headers: vec![
+            header("knative-serving-namespace", "default"),
+            header("knative-serving-revision", "r0"),
+        ],
+        entrypoint: Entrypoint::Internal,
+        client: Some(ALLOWED_CLIENT),
+        ..TracedRequest::new("fronted.example", "/")
+    };
+    let facts = trace(&source, &request);
+    assert_eq!(facts.reason, "a trusted ingress has chosen Revision default/r0");
+    let rules: Vec<(&str, bool)> =
+        facts.rules.iter().map(|it| (it.rule.as_str(), it.is_match)).collect();
+    assert_eq!(rules, [("Revision default/r0, by headers of a trusted ingress", true)]);
+    assert_eq!(facts.targets[0].revision.name, "default/r0");
+    request.client = None;
+    let facts = trace(&source, &request);
+    assert_eq!((facts.outcome, facts.status), (RequestOutcome::Refused, Some(404)));
+}
+
+#[test]
 fn a_request_that_finds_all_slots_in_use_waits_or_is_refused() {
     let mut table = one_service();
     table.revisions.get_mut(&revision_name(0)).unwrap().container_concurrency = 1;

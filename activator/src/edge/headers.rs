@@ -7,7 +7,7 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, NamespacedName, TagRouting};
 
 use crate::{
     budget::REQUEST_OVERHEAD_BYTES,
@@ -29,12 +29,16 @@ const K_ORIGINAL_HOST: HeaderName = HeaderName::from_static("k-original-host");
 /// (`networking/pkg/http/header/header.go`).
 pub const TAG_HEADER: HeaderName = HeaderName::from_static("knative-serving-tag");
 const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-serving-default-route");
+/// Headers by which an ingress of another controller names the Revision that it has chosen (knative/serving
+/// `pkg/activator/activator.go`).
+const REVISION_HEADER: HeaderName = HeaderName::from_static("knative-serving-revision");
+const REVISION_NAMESPACE_HEADER: HeaderName = HeaderName::from_static("knative-serving-namespace");
 
 /// Headers between components of Knative. The values that a client wrote there never reach the app, except a tag that
-/// the Route does not have (see [`write_tag_headers`]).
+/// the Route does not have (see [`write_tag_headers`]), and what a trusted ingress writes about tags.
 const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
-    HeaderName::from_static("knative-serving-revision"),
-    HeaderName::from_static("knative-serving-namespace"),
+    REVISION_HEADER,
+    REVISION_NAMESPACE_HEADER,
     TAG_HEADER,
     DEFAULT_ROUTE_HEADER,
     HeaderName::from_static("k-proxy-request"),
@@ -75,7 +79,7 @@ pub struct PodRequestContext<'a> {
     /// Policy of operators for proxies and upgrades.
     pub edge: &'a EdgeSettings,
     /// Host for the pod's request, if it is not the client's.
-    pub host_rewrite: Option<&'a str>,
+    pub host_rewrite: Option<HostRewrite<'a>>,
     /// Tags of the route, or the tag that was chosen.
     pub tags: Option<&'a TagRouting>,
     /// HTTP version that its pod speaks.
@@ -84,6 +88,15 @@ pub struct PodRequestContext<'a> {
     pub client_certificate: Option<&'a HeaderValue>,
     /// Source of random numbers, uniform over u64, for the id of a new trace.
     pub random: fn() -> u64,
+}
+
+/// Host of a pod's request in place of the client's.
+#[derive(Clone, Copy, Debug)]
+pub enum HostRewrite<'a> {
+    /// Host of a DomainMapping. The pod finds the client's in `K-Original-Host`, as in Knative.
+    OfMapping(&'a str),
+    /// Host of a rule of the Gateway API. The pod finds the client's in `X-Forwarded-Host`.
+    OfRule(&'a str),
 }
 
 /// Refuses a request whose chunks are chunked again: recipients that decode them once and twice would disagree about the
@@ -112,6 +125,7 @@ pub fn rewrite_request_head(
     let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, context.edge)).flatten();
     let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG_HEADER).cloned();
+    let ingress_tags = tag_headers_of_ingress(&head.headers, &context);
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
     strip_platform_headers(&mut head.headers, context.sender.traffic_origin, context.edge);
@@ -123,7 +137,11 @@ pub fn rewrite_request_head(
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         head.headers.insert(header::UPGRADE, protocol.clone());
     }
-    // After the platform's headers were removed: from here on these names have the activator's values only.
+    // After the platform's headers were removed: from here on these names have the activator's values only, or those of
+    // a trusted ingress.
+    for (name, value) in ingress_tags {
+        head.headers.insert(name, value);
+    }
     write_tag_headers(&mut head.headers, tag, context.tags)?;
     write_client_headers(&mut head.headers, context.sender, context.edge);
     if context.sender.traffic_origin == TrafficOrigin::External {
@@ -145,24 +163,28 @@ pub fn rewrite_request_head(
 /// no path. The port is left out if it is that of https, 443.
 pub fn https_location(head: &request::Parts, https_port: u16) -> Option<HeaderValue> {
     let host = host::request_host(head)?;
-    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
-    let path = path.map_or("/", PathAndQuery::as_str);
+    let path = request_target(head);
     let port = if https_port == HTTPS_PORT { String::new() } else { format!(":{https_port}") };
     HeaderValue::try_from(format!("https://{host}{port}{path}")).ok()
 }
 
-/// Location of a redirect by a rule of the Gateway API: path and query of the request at another origin. `None` for host
-/// means that of the request. The port is left out if it is the one that the scheme means.
+/// Path and query of a request; `/` for `OPTIONS *`, which has no path.
+pub fn request_target(head: &request::Parts) -> &str {
+    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
+    path.map_or("/", PathAndQuery::as_str)
+}
+
+/// Location of a redirect by a rule of the Gateway API: this path and query at another origin. `None` for host means that
+/// of the request. The port is left out if it is the one that the scheme means.
 pub fn redirect_location(
     head: &request::Parts,
     is_https: bool,
     host: Option<&str>,
     port: Option<NonZeroU16>,
+    path: &str,
 ) -> Option<HeaderValue> {
     let own_host = || host::request_host(head);
     let host = host.map(str::to_owned).or_else(own_host)?;
-    let path = head.uri.path_and_query().filter(|it| it.path().starts_with('/'));
-    let path = path.map_or("/", PathAndQuery::as_str);
     let (scheme, usual_port) = if is_https { ("https", HTTPS_PORT) } else { ("http", HTTP_PORT) };
     let port = port.filter(|it| it.get() != usual_port).map(|it| format!(":{it}"));
     HeaderValue::try_from(format!("{scheme}://{host}{}{path}", port.unwrap_or_default())).ok()
@@ -281,6 +303,33 @@ fn strip_platform_headers(headers: &mut HeaderMap, origin: TrafficOrigin, edge: 
     }
 }
 
+/// Returns the Revision that the headers of a request name; `None`: one of the two headers is missing or repeated. Only
+/// of a trusted ingress does it count.
+pub(crate) fn named_revision(headers: &HeaderMap) -> Option<NamespacedName> {
+    let only = |name: &HeaderName| {
+        let mut values = headers.get_all(name).iter();
+        let (value, None) = (values.next()?, values.next()) else { return None };
+        value.to_str().ok().filter(|text| !text.is_empty())
+    };
+    Some(NamespacedName::new(only(&REVISION_NAMESPACE_HEADER)?, only(&REVISION_HEADER)?))
+}
+
+/// Returns the headers about tags that a trusted ingress has written: it has chosen by the Route's tags itself.
+fn tag_headers_of_ingress(
+    headers: &HeaderMap,
+    context: &PodRequestContext<'_>,
+) -> Vec<(HeaderName, HeaderValue)> {
+    let sender = context.sender;
+    let is_from_ingress = context.tags.is_none()
+        && sender.traffic_origin == TrafficOrigin::Internal
+        && context.edge.is_trusted_ingress(sender.address);
+    if !is_from_ingress {
+        return Vec::new();
+    }
+    let names = [TAG_HEADER, DEFAULT_ROUTE_HEADER].into_iter();
+    names.filter_map(|name| headers.get(&name).cloned().map(|value| (name, value))).collect()
+}
+
 /// Writes the chosen tag, or that none was chosen (Knative's metric label `kn.route.tag` depends on these headers). A
 /// requested tag that the Route does not have reaches the pod beside the mark of the default route, as in Knative.
 fn write_tag_headers(
@@ -301,9 +350,17 @@ fn write_tag_headers(
     Ok(())
 }
 
-fn rewrite_host(headers: &mut HeaderMap, rewrite: Option<&str>) -> Result<(), ProxyRequestError> {
-    let Some(rewrite) = rewrite else { return Ok(()) };
-    if let Some(original) = headers.insert(header::HOST, header_value("host", rewrite)?) {
+fn rewrite_host(
+    headers: &mut HeaderMap,
+    rewrite: Option<HostRewrite<'_>>,
+) -> Result<(), ProxyRequestError> {
+    let (host, keeps_original) = match rewrite {
+        None => return Ok(()),
+        Some(HostRewrite::OfMapping(host)) => (host, true),
+        Some(HostRewrite::OfRule(host)) => (host, false),
+    };
+    let original = headers.insert(header::HOST, header_value("host", host)?);
+    if let Some(original) = original.filter(|_| keeps_original) {
         headers.insert(K_ORIGINAL_HOST, original);
     }
     Ok(())

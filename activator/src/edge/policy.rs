@@ -49,6 +49,8 @@ impl EdgePolicy {
             hsts: settings.hsts.or_else(|| self.startup.hsts.clone()),
             tls: join_tls(&self.startup.tls, settings.tls),
             tcp_idle_timeout: settings.tcp_idle_timeout.or(self.startup.tcp_idle_timeout),
+            trusted_ingresses: [&*self.startup.trusted_ingresses, &settings.trusted_ingresses]
+                .concat(),
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
@@ -62,6 +64,7 @@ impl EdgePolicy {
                 hsts,
                 tls,
                 tcp_idle_timeout,
+                trusted_ingresses,
             } = &next;
             info!(
                 ?trusted_proxies,
@@ -73,6 +76,7 @@ impl EdgePolicy {
                 hsts = hsts.as_ref().map(HstsPolicy::as_str),
                 ?tls,
                 ?tcp_idle_timeout,
+                ?trusted_ingresses,
                 "edge policy set"
             );
             *now = Arc::new(next);

@@ -160,6 +160,9 @@ impl RequestForwarder {
         let own_host = || pending.own_host();
         observers.set_revision(&pending.revision.name, owners, mapped_host, own_host);
         let mut timer = RequestTimer::start(pending.settings.timeouts);
+        if pending.has_rule_deadline() {
+            timer.mark_rule_deadline();
+        }
         // A response that arrives together with the timeout counts as in time.
         let pod_response = tokio::select! {
             biased;
@@ -167,6 +170,9 @@ impl RequestForwarder {
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         observers.set_pod(&pod_response.permit.pod);
+        if let Some(deadline) = pod_response.deadline {
+            timer.limit_deadline(deadline);
+        }
         let mut response = self.relay_response(pod_response, &mut pending, timer, observers)?;
         self.request_reconnect(&mut response, &pending);
         Ok(response)
@@ -234,6 +240,7 @@ fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestErr
         ProxyRequestError::UnknownService(_)
         | ProxyRequestError::NoRevision(_)
         | ProxyRequestError::NoBackend(_)
+        | ProxyRequestError::NoGrpcBackend(_)
         | ProxyRequestError::UnknownRevision(_)
         | ProxyRequestError::RawTcpService(_)
         | ProxyRequestError::ForbiddenByNetworkPolicy(_)

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, PathPrefix, TagRouting};
+use common::wire::{AppProtocol, EdgeSettings, HstsPolicy, TagRouting};
 use http::{Request, Response, Uri, Version, request, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
+use tokio::time::Instant;
 
 use crate::{
     clients::{
@@ -21,7 +22,7 @@ use crate::{
     },
     clock::random_u64,
     edge::{
-        headers::{self, PodRequestContext},
+        headers::{self, HostRewrite, PodRequestContext},
         websocket::WebSocketHandshake,
     },
     entrypoint::Entrypoint,
@@ -29,11 +30,7 @@ use crate::{
     request_error::ProxyRequestError,
     requests::response_body::ClientResponseBody,
     revisions::{revision::ActivatorRevision, route_settings::RevisionRouteSettings},
-    routes::{
-        path_match::{UnclearPath, strip_segments},
-        service::RoutedService,
-        service_match::ServiceMatch,
-    },
+    routes::{path_match::UnclearPath, service::RoutedService, service_match::ServiceMatch},
 };
 
 /// Request as it has come, which has no route yet.
@@ -110,6 +107,17 @@ impl PendingRequest {
         service_host(&self.service)
     }
 
+    /// Time at which an exchange with a pod that begins now has to be over; `None`: only the whole request has a limit.
+    pub(crate) fn exchange_deadline(&self) -> Option<Instant> {
+        let timeout = self.service_match.rule_timeouts().backend_request?;
+        Some(Instant::now() + timeout)
+    }
+
+    /// Returns true if the time of the whole request is that of a rule of the Gateway API.
+    pub(crate) fn has_rule_deadline(&self) -> bool {
+        self.service_match.rule_timeouts().request == Some(self.settings.timeouts.total)
+    }
+
     /// Number of bytes that it is charged with while it waits.
     pub(crate) fn charged_bytes(&self) -> usize {
         match &self.stage {
@@ -137,16 +145,11 @@ impl PendingRequest {
         let (mut head, body) = request.into_parts();
         // From here on the request is the one that a client of HTTP/1.1 would have sent.
         self.websocket = WebSocketHandshake::from_connect(&mut head, random_u64);
-        if let Some(prefix) = self.service_match.stripped_prefix() {
-            strip_prefix(&mut head, prefix)?;
-        }
+        change_target(&mut head, &self.service_match)?;
         let context = PodRequestContext {
             sender: self.client.request_sender(self.entrypoint),
             edge,
-            host_rewrite: self
-                .service_match
-                .domain()
-                .and_then(|domain| domain.host_rewrite.as_deref()),
+            host_rewrite: host_rewrite(&self.service_match),
             // A tag that a header chose wins: the pod must see the tag that serves the request.
             tags: self.tag.as_ref().or_else(|| self.service.tags()),
             protocol: self.settings.protocol,
@@ -164,8 +167,8 @@ impl PendingRequest {
             // Only HTTP/1.1 switches that way.
             self.settings.protocol = AppProtocol::Http1;
         }
-        if let Some(rule) = &self.service_match.gateway_rule {
-            rule.request_headers.apply(&mut head.headers);
+        if let Some(picked) = &self.service_match.picked_backend {
+            picked.change_request(&mut head.headers);
         }
         Ok(Request::from_parts(head, body))
     }
@@ -188,25 +191,39 @@ impl PendingRequest {
     }
 }
 
-/// Takes the prefix out of the path, also where the client wrote the target in another form than hyper has read.
-fn strip_prefix(head: &mut request::Parts, prefix: &PathPrefix) -> Result<(), ProxyRequestError> {
+/// Returns the host that pods receive in place of the client's; `None`: they receive that of the client.
+fn host_rewrite(service_match: &ServiceMatch) -> Option<HostRewrite<'_>> {
+    if let Some(picked) = &service_match.picked_backend {
+        return picked.rule.rewrite.as_ref()?.host.as_deref().map(HostRewrite::OfRule);
+    }
+    service_match.domain()?.host_rewrite.as_deref().map(HostRewrite::OfMapping)
+}
+
+/// Changes the path to the one that pods receive, also where the client wrote the target in another form than hyper has
+/// read.
+fn change_target(
+    head: &mut request::Parts,
+    service_match: &ServiceMatch,
+) -> Result<(), ProxyRequestError> {
     let refused =
         |UnclearPath| ProxyRequestError::BadRequest("the path cannot do without its prefix".into());
     let Some(target) = head.uri.path_and_query().filter(|it| it.path().starts_with('/')) else {
         return Ok(());
     };
-    if prefix.depth() == 0 {
+    let Some(changed) = service_match.changed_target(target.as_str().as_bytes()) else {
         return Ok(());
-    }
-    let stripped = strip_segments(target.as_str().as_bytes(), prefix.depth()).map_err(refused)?;
+    };
+    let changed = changed.map_err(refused)?;
     let malformed =
         |error: http::Error| ProxyRequestError::BadRequest(format!("bad path: {error}"));
-    let target = PathAndQuery::try_from(&stripped[..]).map_err(|error| malformed(error.into()))?;
+    let target = PathAndQuery::try_from(&changed[..]).map_err(|error| malformed(error.into()))?;
     let mut parts = std::mem::take(&mut head.uri).into_parts();
     parts.path_and_query = Some(target);
     head.uri = Uri::from_parts(parts).map_err(|error| malformed(error.into()))?;
-    if let Some(RawRequestTarget(raw)) = head.extensions.get_mut::<RawRequestTarget>() {
-        *raw = Bytes::from(strip_segments(raw, prefix.depth()).map_err(refused)?);
+    if let Some(RawRequestTarget(raw)) = head.extensions.get_mut::<RawRequestTarget>()
+        && let Some(changed) = service_match.changed_target(raw)
+    {
+        *raw = Bytes::from(changed.map_err(refused)?);
     }
     Ok(())
 }

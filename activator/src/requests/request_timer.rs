@@ -17,6 +17,8 @@ pub struct RequestTimer {
     deadline: Instant,
     start_deadline: Option<Instant>,
     idle_timeout: Option<Duration>,
+    /// True if the deadline is that of a rule of the Gateway API.
+    has_rule_deadline: bool,
 }
 
 impl RequestTimer {
@@ -29,7 +31,8 @@ impl RequestTimer {
         let until = first.map_or(deadline, |it| deadline.min(now + it));
         let start_deadline = timeouts.response_start.map(|it| now + it);
         let sleep = Box::pin(tokio::time::sleep_until(until));
-        Self { sleep, deadline, start_deadline, idle_timeout: timeouts.between_frames }
+        let (idle_timeout, has_rule_deadline) = (timeouts.between_frames, false);
+        Self { sleep, deadline, start_deadline, idle_timeout, has_rule_deadline }
     }
 
     /// Waits until a timeout is over.
@@ -55,6 +58,25 @@ impl RequestTimer {
     /// Time for which the response may be silent; `None`: there is no such timeout.
     pub fn idle_timeout(&self) -> Option<Duration> {
         self.idle_timeout
+    }
+
+    /// Brings the deadline of the whole request forward to this one, from the next time on at which the timer is set.
+    /// It is that of a rule.
+    pub(crate) fn limit_deadline(&mut self, deadline: Instant) {
+        if deadline < self.deadline {
+            self.deadline = deadline;
+            self.has_rule_deadline = true;
+        }
+    }
+
+    /// Registers that the deadline of the whole request is that of a rule of the Gateway API.
+    pub(crate) fn mark_rule_deadline(&mut self) {
+        self.has_rule_deadline = true;
+    }
+
+    /// Returns true if the deadline of a rule is over, and not only another timeout.
+    pub(crate) fn is_rule_deadline_over(&self) -> bool {
+        self.has_rule_deadline && self.deadline <= Instant::now()
     }
 
     /// Sets the timer again, at the response's beginning and at each frame. From then on only the timeouts of the whole

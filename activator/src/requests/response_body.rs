@@ -3,6 +3,9 @@
 //! A timeout after the response has begun ends it in Knative's way (`pkg/http/handler/timeout.go`). The status code
 //! stays, the text of the failure is appended, and the response ends. A response with a stated length cannot end before
 //! that length. It is cut off behind the text, or without the text if that would not fit.
+//!
+//! Beyond the deadline of a rule of the Gateway API, each response is cut off without a text: clients would take a graceful
+//! end for that of the whole response.
 
 use std::{
     pin::Pin,
@@ -45,7 +48,7 @@ pub enum ResponseBodyError {
     /// The pod's response broke off.
     #[error("response of pod broke off")]
     Pod(#[source] PodError),
-    /// A timeout of the Revision is over.
+    /// A timeout of the Revision or of a rule is over.
     #[error("activator request timeout")]
     Timeout,
     /// The client is gone, so the response has no reader.
@@ -199,6 +202,7 @@ impl ForwardedPodBody {
         }
         let text = ProxyRequestError::Timeout.to_string();
         self.timeout_state = match self.body.size_hint().exact() {
+            _ if self.timer.is_rule_deadline_over() => ResponseTimeoutState::Aborted,
             None => ResponseTimeoutState::EndedWithText,
             Some(left) if left < text.len() as u64 => ResponseTimeoutState::Aborted,
             Some(_) => ResponseTimeoutState::TextSent,

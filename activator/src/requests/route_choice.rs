@@ -4,7 +4,7 @@
 
 use std::{net::IpAddr, num::NonZeroU16, sync::Arc};
 
-use common::wire::{AppProtocol, ClientAuth, EdgeSettings, TagRouting};
+use common::wire::{AppProtocol, ClientAuth, EdgeSettings, NamespacedName, TagRouting};
 use http::{HeaderValue, Method, StatusCode, request};
 use hyper::ext::Protocol;
 
@@ -22,10 +22,10 @@ use crate::{
     request_error::ProxyRequestError,
     revisions::{balance::pick_by_percent, route_settings::RevisionRouteSettings},
     routes::{
-        gateway_rules::{GatewayHostRules, GatewayRule, RoutedTarget},
+        gateway_rules::{GatewayHostRules, GatewayRule, PickedBackend, RoutedTarget},
         index::RouteIndex,
         match_rules::{MatchRule, match_rules},
-        path_match::{HostPathError, strip_segments},
+        path_match::{HostPathError, UnclearPath, strip_segments},
         service::{RoutedService, TrafficShare},
         service_match::ServiceMatch,
     },
@@ -123,7 +123,10 @@ impl RouteChooser<'_> {
         if let Some(rules) = self.gateway_rules(head, entrypoint, sender) {
             return self.choose_by_rules(&rules, head, sender, handshake);
         }
-        let found = self.find_service(head, entrypoint)?;
+        let found = match self.revision_of_ingress(head, entrypoint, sender) {
+            Some(revision) => self.find_chosen_revision(revision)?,
+            None => self.find_service(head, entrypoint)?,
+        };
         let mut comes_by_https = false;
         if entrypoint == Entrypoint::External {
             // One policy for the whole decision: a change in between would mix the settings of two.
@@ -178,19 +181,25 @@ impl RouteChooser<'_> {
         let rule = rule.map_err(|error| path_failure(error, &host, head.uri.path()))?;
         let is_https = is_https(&head.headers, sender, &self.edge_policy.current());
         if rule.redirect.is_some() {
-            return redirect_by_rule(rule, head, is_https).map(RouteChoice::RuleRedirect);
+            return redirect_by_rule(rule, head, &host, is_https).map(RouteChoice::RuleRedirect);
         }
-        let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
-        let service = match rule.pick_backend(random_u64()).ok_or_else(no_backend)? {
+        let picked = PickedBackend::pick(rule, random_u64());
+        let picked = picked.ok_or_else(|| rule.no_backend())?;
+        let service = match picked.target() {
             RoutedTarget::Service(name) => {
                 let missing = || ProxyRequestError::NoRevision(name.to_string());
                 self.routes.service_by_name(name).ok_or_else(missing)?
             }
             RoutedTarget::Plain(service) => Arc::clone(service),
-            RoutedTarget::Unresolved => return Err(no_backend()),
+            RoutedTarget::Unresolved => return Err(rule.no_backend()),
         };
-        let gateway_rule = Some(Arc::clone(rule));
-        let service_match = ServiceMatch { service, domain_index: None, gateway_rule };
+        // Checked before the request waits, and done once it has a pod.
+        let path = head.uri.path();
+        if rule.rewritten_target(path.as_bytes()).is_some_and(|it| it.is_err()) {
+            return Err(path_failure(HostPathError::UnclearPath, &host, path));
+        }
+        let picked_backend = Some(picked);
+        let service_match = ServiceMatch { service, domain_index: None, picked_backend };
         let (service, tag) = self.select_tag(&service_match, head);
         let found = FoundService { rule: MatchRule::Host(host), service_match };
         Ok(RouteChoice::Service(ServiceChoice { found, is_https, service, tag }))
@@ -204,6 +213,32 @@ impl RouteChooser<'_> {
             return None;
         }
         self.routes.challenge_response(&host::request_host(head)?, token)
+    }
+
+    /// Returns the Revision that a trusted ingress has chosen for a request. Headers of all other senders choose none.
+    fn revision_of_ingress(
+        &self,
+        head: &request::Parts,
+        entrypoint: Entrypoint,
+        sender: ForwardedRequestSender,
+    ) -> Option<NamespacedName> {
+        if entrypoint != Entrypoint::Internal {
+            return None;
+        }
+        let revision = headers::named_revision(&head.headers)?;
+        self.edge_policy.current().is_trusted_ingress(sender.address).then_some(revision)
+    }
+
+    /// Finds a Revision that an ingress has chosen. The request's host is that of its Route, whose traffic the ingress
+    /// has divided, so no other rule may take the request.
+    fn find_chosen_revision(
+        &self,
+        revision: NamespacedName,
+    ) -> Result<FoundService, ProxyRequestError> {
+        let service = self.routes.service_for_revision(&revision);
+        let unknown = || ProxyRequestError::UnknownRevision(revision.to_string());
+        let service_match = ServiceMatch::from(service.ok_or_else(unknown)?);
+        Ok(FoundService { rule: MatchRule::ChosenRevision(revision), service_match })
     }
 
     /// Finds the service by the first rule that has one.
@@ -270,16 +305,22 @@ fn path_failure(error: HostPathError, host: &str, path: &str) -> ProxyRequestErr
 fn redirect_by_rule(
     rule: &Arc<GatewayRule>,
     head: &request::Parts,
+    own_host: &str,
     is_https: bool,
 ) -> Result<RuleRedirect, ProxyRequestError> {
-    let no_backend = || ProxyRequestError::NoBackend(rule.route.to_string());
-    let redirect = rule.redirect.as_ref().ok_or_else(no_backend)?;
+    let redirect = rule.redirect.as_ref().ok_or_else(|| rule.no_backend())?;
     let is_https = redirect.is_https.unwrap_or(is_https);
-    let location =
-        headers::redirect_location(head, is_https, redirect.host.as_deref(), redirect.port);
+    let target = headers::request_target(head);
+    let unclear = |UnclearPath| path_failure(HostPathError::UnclearPath, own_host, head.uri.path());
+    let replaced = redirect.path.as_ref().map(|it| rule.replace_path(target.as_bytes(), it));
+    let replaced = replaced.transpose().map_err(unclear)?;
+    // Only ASCII was put in place of ASCII, at a slash.
+    let replaced = replaced.map(|it| String::from_utf8_lossy(&it).into_owned());
+    let (host, path) = (redirect.host.as_deref(), replaced.as_deref().unwrap_or(target));
+    let location = headers::redirect_location(head, is_https, host, redirect.port, path);
     Ok(RuleRedirect {
         rule: Arc::clone(rule),
-        status: StatusCode::from_u16(redirect.status).map_err(|_bad| no_backend())?,
+        status: StatusCode::from_u16(redirect.status).map_err(|_bad| rule.no_backend())?,
         location: location.ok_or_else(|| ProxyRequestError::UnknownService(String::new()))?,
     })
 }

@@ -4,15 +4,20 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use common::{
     url_query::query_pairs,
-    wire::{GatewayHostKey, HttpRule, NamespacedName, PathMatch, PathPrefix, RequestRedirect},
+    wire::{
+        GatewayHostKey, HttpRule, NamespacedName, PathMatch, PathModifier, PathPrefix,
+        RequestRedirect, RuleTimeouts, UrlRewrite,
+    },
 };
 use http::{HeaderMap, HeaderValue, Method, request};
 use smol_str::SmolStr;
 
 use crate::{
     edge::header_edits::HeaderEdits,
+    request_error::ProxyRequestError,
     routes::{
         path_match::{HostPathError, UnclearPath, is_exact_path, longest_prefix},
+        path_replacement::replace_path,
         service::RoutedService,
     },
 };
@@ -23,7 +28,8 @@ pub(crate) struct GatewayHostRules {
     key: GatewayHostKey,
     /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
     certificate: Option<NamespacedName>,
-    /// Prefixes of all rules, each under its own text. None if each rule has all paths, so that no path is unclear.
+    /// Prefixes of all rules, each under its own text. None if each rule has all paths and keeps them, so that no path is
+    /// unclear.
     prefixes: BTreeMap<SmolStr, SmolStr>,
     rules: Box<[Arc<GatewayRule>]>,
 }
@@ -35,12 +41,18 @@ pub(crate) struct GatewayRule {
     pub(crate) host: SmolStr,
     /// Namespace and name of the route.
     pub(crate) route: NamespacedName,
+    /// True if the route is a GRPCRoute.
+    pub(crate) is_grpc: bool,
     /// Changes of the headers of requests.
     pub(crate) request_headers: HeaderEdits,
     /// Changes of the headers of responses.
     pub(crate) response_headers: HeaderEdits,
     /// Redirect that the activator responds with; `None`: a backend responds.
     pub(crate) redirect: Option<RequestRedirect>,
+    /// Change of the URL of requests; `None`: backends receive it as it is.
+    pub(crate) rewrite: Option<UrlRewrite>,
+    /// Timeouts of requests.
+    pub(crate) timeouts: RuleTimeouts,
     path: PathMatch,
     method: Option<String>,
     headers: Vec<(String, String)>,
@@ -53,6 +65,18 @@ pub(crate) struct GatewayRule {
 pub(crate) struct RoutedBackend {
     pub(crate) weight: u32,
     pub(crate) target: RoutedTarget,
+    /// Changes of the headers of its requests, after those of the rule.
+    pub(crate) request_headers: HeaderEdits,
+    /// Changes of the headers of its responses, before those of the rule.
+    pub(crate) response_headers: HeaderEdits,
+}
+
+/// Backend that was picked for a request, with its rule.
+#[derive(Debug)]
+pub(crate) struct PickedBackend {
+    pub(crate) rule: Arc<GatewayRule>,
+    /// Position of the backend in the rule.
+    position: usize,
 }
 
 /// Backend of a rule, as the index has it.
@@ -74,7 +98,8 @@ impl GatewayHostRules {
         rules: Vec<GatewayRule>,
     ) -> Self {
         let all_paths = PathMatch::Prefix(PathPrefix::ALL);
-        let has_paths = rules.iter().any(|it| it.path != all_paths);
+        // A server would leave the prefix that replaces `/` by a `..` behind it.
+        let has_paths = rules.iter().any(|it| it.path != all_paths || it.replaces_prefix());
         let prefixes = rules.iter().filter(|_| has_paths).map(|it| SmolStr::from(it.path.prefix()));
         let prefixes = prefixes.map(|it| (it.clone(), it)).collect();
         Self { key, certificate, prefixes, rules: rules.into_iter().map(Arc::new).collect() }
@@ -111,13 +136,56 @@ impl GatewayRule {
             request_headers: HeaderEdits::new(&rule.request_headers),
             response_headers: HeaderEdits::new(&rule.response_headers),
             route: rule.route,
+            is_grpc: rule.is_grpc,
             redirect: rule.redirect,
+            rewrite: rule.rewrite,
+            timeouts: rule.timeouts,
             path: rule.path,
             method: rule.method,
             headers: rule.headers,
             query: rule.query,
             backends: backends.into(),
         }
+    }
+
+    /// Kind of the route.
+    pub(crate) fn route_kind(&self) -> &'static str {
+        if self.is_grpc { "GRPCRoute" } else { "HTTPRoute" }
+    }
+
+    /// Failure of a request that has no backend.
+    pub(crate) fn no_backend(&self) -> ProxyRequestError {
+        let route = self.route.to_string();
+        match self.is_grpc {
+            true => ProxyRequestError::NoGrpcBackend(route),
+            false => ProxyRequestError::NoBackend(route),
+        }
+    }
+
+    /// Returns true if the prefix of its paths is replaced.
+    fn replaces_prefix(&self) -> bool {
+        let redirect = self.redirect.as_ref().and_then(|it| it.path.as_ref());
+        let rewrite = self.rewrite.as_ref().and_then(|it| it.path.as_ref());
+        redirect.into_iter().chain(rewrite).any(|it| matches!(it, PathModifier::Prefix(_)))
+    }
+
+    /// Returns path and query of a request, which begin with `/`, as backends receive them. `None`: unchanged.
+    pub(crate) fn rewritten_target(&self, target: &[u8]) -> Option<Result<Vec<u8>, UnclearPath>> {
+        let modifier = self.rewrite.as_ref()?.path.as_ref()?;
+        Some(self.replace_path(target, modifier))
+    }
+
+    /// Returns path and query of a request, which begin with `/`, with another path.
+    pub(crate) fn replace_path(
+        &self,
+        target: &[u8],
+        modifier: &PathModifier,
+    ) -> Result<Vec<u8>, UnclearPath> {
+        let depth = match &self.path {
+            PathMatch::Exact(_) => 0,
+            PathMatch::Prefix(prefix) => prefix.depth(),
+        };
+        replace_path(target, modifier, depth)
     }
 
     /// Returns true if a request fits. `longest` is the longest prefix of the host's rules that its path has.
@@ -136,17 +204,48 @@ impl GatewayRule {
         })
     }
 
-    /// Chooses a backend by the weights; `None`: there is none. `random` is uniform over u64.
-    pub(crate) fn pick_backend(&self, random: u64) -> Option<&RoutedTarget> {
+    /// Chooses a backend by the weights, and returns its position; `None`: there is none. `random` is uniform over u64.
+    fn pick_position(&self, random: u64) -> Option<usize> {
         let total: u64 = self.backends.iter().map(|it| u64::from(it.weight)).sum();
         let mut remainder = random.checked_rem(total)?;
-        for backend in &self.backends {
+        self.backends.iter().position(|backend| {
             match remainder.checked_sub(u64::from(backend.weight)) {
-                Some(rest) => remainder = rest,
-                None => return Some(&backend.target),
+                Some(rest) => {
+                    remainder = rest;
+                    false
+                }
+                None => true,
             }
-        }
-        None
+        })
+    }
+}
+
+impl PickedBackend {
+    /// Chooses a backend of a rule by the weights; `None`: there is none. `random` is uniform over u64.
+    pub(crate) fn pick(rule: &Arc<GatewayRule>, random: u64) -> Option<Self> {
+        let position = rule.pick_position(random)?;
+        Some(Self { rule: Arc::clone(rule), position })
+    }
+
+    fn backend(&self) -> Option<&RoutedBackend> {
+        self.rule.backends.get(self.position)
+    }
+
+    /// Backend, as the index has it.
+    pub(crate) fn target(&self) -> &RoutedTarget {
+        self.backend().map_or(&RoutedTarget::Unresolved, |it| &it.target)
+    }
+
+    /// Changes the headers of a request to the backend.
+    pub(crate) fn change_request(&self, headers: &mut HeaderMap) {
+        self.rule.request_headers.apply(headers);
+        self.backend().into_iter().for_each(|it| it.request_headers.apply(headers));
+    }
+
+    /// Changes the headers of a response of the backend.
+    pub(crate) fn change_response(&self, headers: &mut HeaderMap) {
+        self.backend().into_iter().for_each(|it| it.response_headers.apply(headers));
+        self.rule.response_headers.apply(headers);
     }
 }
 

@@ -114,7 +114,9 @@ impl RouteIndex {
             MatchRule::OwnPort(port) => self.service_by_port(*port),
             MatchRule::GatewayPort(port) => self.service_by_gateway_port(*port),
             MatchRule::ServiceName(name) => self.service_by_name(name),
-            MatchRule::RevisionName(name) => self.service_for_revision(name),
+            MatchRule::RevisionName(name) | MatchRule::ChosenRevision(name) => {
+                self.service_for_revision(name)
+            }
             MatchRule::Host(host) => return self.match_host_path(host, path),
         };
         Ok(service.map(ServiceMatch::from))

@@ -15,6 +15,8 @@ pub enum MatchRule {
     ServiceName(NamespacedName),
     /// The host is the name of this Revision within the cluster: its own Service leads here while it has no pod.
     RevisionName(NamespacedName),
+    /// A trusted ingress has chosen this Revision. It is tried before all other rules, and alone.
+    ChosenRevision(NamespacedName),
     /// The host is one of a service or of a DomainMapping, in lower case and without port.
     Host(String),
 }

@@ -191,15 +191,24 @@ fn encoded_byte(text: &[u8]) -> Option<u8> {
 /// Fails if the rest begins with `//` or `/\`, which browsers' parsers of URLs read alike: some servers would take what
 /// follows for a host.
 pub fn strip_segments(target: &[u8], depth: usize) -> Result<Vec<u8>, UnclearPath> {
-    let is_path_end = |byte: &u8| b"?#".contains(byte);
-    let end = target.iter().position(is_path_end).unwrap_or(target.len());
-    let mut slashes = (0..end).filter(|&at| target[at] == b'/');
-    let rest = &target[slashes.nth(depth).unwrap_or(end)..];
+    let rest = behind_segments(target, depth);
     match rest {
         [b'/', b'/' | b'\\', ..] => Err(UnclearPath),
         [b'/', ..] => Ok(rest.to_vec()),
         query => Ok([&b"/"[..], query].concat()),
     }
+}
+
+/// Returns the part of path and query behind the first `depth` segments of the path: from the next `/` on, else the query.
+pub fn behind_segments(target: &[u8], depth: usize) -> &[u8] {
+    let end = path_end(target);
+    let mut slashes = (0..end).filter(|&at| target[at] == b'/');
+    &target[slashes.nth(depth).unwrap_or(end)..]
+}
+
+/// Returns the position at which the path ends in path and query.
+pub fn path_end(target: &[u8]) -> usize {
+    target.iter().position(|byte| b"?#".contains(byte)).unwrap_or(target.len())
 }
 
 #[cfg(test)]

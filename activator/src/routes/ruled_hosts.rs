@@ -150,7 +150,7 @@ impl RuleOwners {
 impl RuledDomain {
     fn service_match(&self) -> ServiceMatch {
         let (service, domain_index) = (Arc::clone(&self.service), Some(self.domain_index));
-        ServiceMatch { service, domain_index, gateway_rule: None }
+        ServiceMatch { service, domain_index, picked_backend: None }
     }
 
     fn domain(&self) -> Option<&MappedDomain> {

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use common::wire::{ClientAuth, MappedDomain, PathPrefix};
+use common::wire::{ClientAuth, MappedDomain, PathPrefix, RuleTimeouts};
 
-use crate::routes::{gateway_rules::GatewayRule, service::RoutedService};
+use crate::routes::{
+    gateway_rules::PickedBackend,
+    path_match::{UnclearPath, strip_segments},
+    service::RoutedService,
+};
 
 /// Service, with the DomainMapping or the rule of the Gateway API by which it was found.
 #[derive(Debug)]
@@ -12,8 +16,8 @@ pub struct ServiceMatch {
     /// Service that was found by its host or port.
     pub service: Arc<RoutedService>,
     pub(crate) domain_index: Option<usize>,
-    /// Rule of the Gateway API that chose the service; `None`: no such rule did.
-    pub(crate) gateway_rule: Option<Arc<GatewayRule>>,
+    /// Backend of a rule of the Gateway API that the service is; `None`: no such rule chose it.
+    pub(crate) picked_backend: Option<PickedBackend>,
 }
 
 impl ServiceMatch {
@@ -33,6 +37,21 @@ impl ServiceMatch {
         rule.strips_prefix.then_some(&rule.prefix)
     }
 
+    /// Returns path and query of a request, which begin with `/`, as pods receive them. `None`: unchanged. Fails if the
+    /// path cannot do without its prefix.
+    pub fn changed_target(&self, target: &[u8]) -> Option<Result<Vec<u8>, UnclearPath>> {
+        if let Some(picked) = &self.picked_backend {
+            return picked.rule.rewritten_target(target);
+        }
+        let depth = self.stripped_prefix()?.depth();
+        (depth > 0).then(|| strip_segments(target, depth))
+    }
+
+    /// Timeouts that a rule of the Gateway API states for the request, beside those of the Revision.
+    pub fn rule_timeouts(&self) -> RuleTimeouts {
+        self.picked_backend.as_ref().map(|it| it.rule.timeouts).unwrap_or_default()
+    }
+
     /// Returns true if http from outside is redirected to https.
     pub fn redirects_to_https(&self) -> bool {
         match self.domain() {
@@ -50,6 +69,6 @@ fn requires_client_certificate(domain: &MappedDomain) -> bool {
 
 impl From<Arc<RoutedService>> for ServiceMatch {
     fn from(service: Arc<RoutedService>) -> Self {
-        Self { service, domain_index: None, gateway_rule: None }
+        Self { service, domain_index: None, picked_backend: None }
     }
 }

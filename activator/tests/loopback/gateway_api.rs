@@ -5,11 +5,15 @@ use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 
 use common::wire::{
     AppProtocol, DomainProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
-    MappedDomain, NamespacedName, PathMatch, PathPrefix, PathRule, PlainBackend, RequestRedirect,
-    RouteBackend, WeightedBackend,
+    MappedDomain, NamespacedName, PathMatch, PathModifier, PathPrefix, PathRule, PlainBackend,
+    RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite, WeightedBackend,
 };
+use tokio::io::AsyncWriteExt as _;
 
-use crate::harness::{ActivatorFixture, FakeHttp1Pod, OK, service, start_pod};
+use crate::{
+    h2c::{self, FakeHttp2Pod, Http2TestClient},
+    harness::{ActivatorFixture, FakeHttp1Pod, OK, read_head, service, start_pod, start_pod_with},
+};
 
 /// Response with a header that a rule removes.
 const OTHER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-inner: 1\r\n\r\nother";
@@ -25,9 +29,15 @@ fn prefix(path: &str) -> PathMatch {
 /// Returns a rule for a prefix with these backends, all of the same weight.
 fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
     let backends = targets.into_iter();
-    let backends = backends.map(|target| WeightedBackend { weight: NonZeroU32::MIN, target });
+    let backends = backends.map(|target| WeightedBackend {
+        weight: NonZeroU32::MIN,
+        target,
+        request_headers: HeaderChanges::default(),
+        response_headers: HeaderChanges::default(),
+    });
     HttpRule {
         route: NamespacedName::new("default", "shop"),
+        is_grpc: false,
         path: prefix(path),
         method: None,
         headers: Vec::new(),
@@ -35,6 +45,8 @@ fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
         request_headers: HeaderChanges::default(),
         response_headers: HeaderChanges::default(),
         redirect: None,
+        rewrite: None,
+        timeouts: RuleTimeouts::default(),
         backends: backends.collect(),
     }
 }
@@ -194,13 +206,43 @@ async fn headers_are_changed_both_ways() {
 }
 
 #[tokio::test]
+async fn a_backend_has_changes_of_headers_of_its_own() {
+    let (mut fixture, pod, other) = start().await;
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let set = |value: &str| HeaderChanges { set: pair("x-backend", value), ..Default::default() };
+    let targets = vec![RouteBackend::Service(service()), plain("other:80", other.address)];
+    let mut shared = HttpRule {
+        request_headers: set("rule"),
+        response_headers: HeaderChanges { add: pair("x-inner", "2"), ..Default::default() },
+        ..rule("/", targets)
+    };
+    shared.backends[1].request_headers = set("other");
+    shared.backends[1].response_headers =
+        HeaderChanges { remove: vec!["x-inner".into()], ..Default::default() };
+    set_host(&mut fixture, "http://*", vec![shared]);
+    // Each of them is missed with a probability of 2^-40.
+    for _ in 0..40 {
+        let response = get(&fixture, "any.test", "/", "").await;
+        // What the backend removes is gone before the rule adds its own.
+        assert!(response.contains("x-inner: 2\r\n"), "{response}");
+        assert!(!response.contains("x-inner: 1\r\n"), "{response}");
+    }
+    assert!(pod.requests() > 0 && other.requests() > 0);
+    for (heads, own) in [(pod.heads(), "rule"), (other.heads(), "other")] {
+        let line = format!("x-backend: {own}\r\n");
+        assert_eq!(heads.matches("x-backend: ").count(), heads.matches(&line).count(), "{heads}");
+        assert!(heads.contains(&line), "{heads}");
+    }
+}
+
+#[tokio::test]
 async fn a_redirect_keeps_what_it_does_not_name() {
     let (mut fixture, pod, _other) = start().await;
     let redirected = |path: &str, redirect: RequestRedirect| HttpRule {
         redirect: Some(redirect),
         ..rule(path, Vec::new())
     };
-    let plain = RequestRedirect { is_https: None, host: None, port: None, status: 302 };
+    let plain = RequestRedirect { is_https: None, host: None, port: None, path: None, status: 302 };
     let host = Some("b.test".to_owned());
     let port = std::num::NonZeroU16::new;
     let mut rules = vec![
@@ -212,7 +254,15 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         redirected("/port", RequestRedirect { port: port(8080), ..plain.clone() }),
         redirected(
             "/usual",
-            RequestRedirect { is_https: Some(true), port: port(443), host, ..plain },
+            RequestRedirect { is_https: Some(true), port: port(443), host, ..plain.clone() },
+        ),
+        redirected(
+            "/full",
+            RequestRedirect { path: PathModifier::parse_full_path("/whole"), ..plain.clone() },
+        ),
+        redirected(
+            "/old",
+            RequestRedirect { path: PathModifier::parse_prefix("/new"), status: 308, ..plain },
         ),
     ];
     let cached = vec![("cache-control".to_owned(), "max-age=60".to_owned())];
@@ -224,6 +274,9 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         ("/scheme", "301", "https://a.test/scheme"),
         ("/port", "302", "http://a.test:8080/port"),
         ("/usual", "302", "https://b.test/usual"),
+        ("/full/path?y=1", "302", "http://a.test/whole?y=1"),
+        ("/old/lemon?y=1", "308", "http://a.test/new/lemon?y=1"),
+        ("/old", "308", "http://a.test/new"),
     ] {
         let response = get(&fixture, "A.test:80", path, "").await;
         assert_eq!(status(&response), code, "{path}");
@@ -232,4 +285,163 @@ async fn a_redirect_keeps_what_it_does_not_name() {
         assert_eq!(is_cached, path == "/scheme", "{path}: {response}");
     }
     assert_eq!(pod.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_backend_receives_the_host_and_path_that_its_rule_states() {
+    let (mut fixture, _pod, other) = start().await;
+    let rewritten = |path: &str, host: Option<&str>, modifier: Option<PathModifier>| HttpRule {
+        rewrite: Some(UrlRewrite { host: host.map(Into::into), path: modifier }),
+        ..rule(path, vec![plain("other:80", other.address)])
+    };
+    let rules = vec![
+        rewritten("/host", Some("one.test"), None),
+        rewritten("/full", None, PathModifier::parse_full_path("/whole")),
+        rewritten("/prefix/one", Some("one.test"), PathModifier::parse_prefix("/one")),
+        rewritten("/strip", None, PathModifier::parse_prefix("/")),
+    ];
+    set_host(&mut fixture, "http://*", rules);
+    for (path, host, target) in [
+        ("/host/x?y", "one.test", "/host/x?y"),
+        ("/full/a/b?y=%20", "any.test", "/whole?y=%20"),
+        ("/prefix/one/two", "one.test", "/one/two"),
+        ("/strip", "any.test", "/"),
+        // The target of this one is no URI, and is kept beside the one that hyper has read.
+        ("/strip/three/?q=\"x\"", "any.test", "/three/?q=\"x\""),
+    ] {
+        let response = get(&fixture, "any.test", path, "").await;
+        assert_eq!(status(&response), "200", "{path}: {response}");
+        let heads = other.heads();
+        let last = heads.rsplit("GET ").next().unwrap();
+        assert!(last.starts_with(&format!("{target} HTTP/1.1\r\n")), "{path}: {last}");
+        assert!(last.contains(&format!("host: {host}\r\n")), "{path}: {last}");
+        assert!(last.contains("x-forwarded-host: any.test\r\n"), "{path}: {last}");
+        assert!(!last.contains("k-original-host"), "{path}: {last}");
+    }
+    let requests = other.requests();
+    for path in ["/strip//evil.test/", "/prefix/one/../two"] {
+        assert_eq!(status(&get(&fixture, "any.test", path, "").await), "400", "{path}");
+    }
+    assert_eq!(other.requests(), requests);
+}
+
+/// Returns a rule for a prefix with these timeouts in milliseconds, which leads to the pod at this address.
+fn limited(
+    path: &str,
+    request: Option<u64>,
+    backend_request: Option<u64>,
+    address: SocketAddr,
+) -> HttpRule {
+    let timeouts = RuleTimeouts {
+        request: request.map(Duration::from_millis),
+        backend_request: backend_request.map(Duration::from_millis),
+    };
+    HttpRule { timeouts, ..rule(path, vec![plain("limited:80", address)]) }
+}
+
+#[tokio::test]
+async fn a_rule_limits_the_time_of_a_request_and_of_each_exchange() {
+    const HOUR: Option<u64> = Some(3_600_000);
+    let (mut fixture, _pod, other) = start().await;
+    let silent = start_pod(OK, Duration::from_secs(7200)).await;
+    let rules = vec![
+        limited("/request", Some(50), HOUR, silent.address),
+        limited("/backend", HOUR, Some(50), silent.address),
+        limited("/long", HOUR, HOUR, other.address),
+    ];
+    set_host(&mut fixture, "http://*", rules);
+    for (path, expected) in [("/request", "504"), ("/backend", "504"), ("/long", "200")] {
+        let response = get(&fixture, "any.test", path, "").await;
+        assert_eq!(status(&response), expected, "{path}: {response}");
+        let is_timeout = response.ends_with("activator request timeout");
+        assert_eq!(is_timeout, expected == "504", "{path}: {response}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_has_begun_is_cut_off_at_the_timeout_of_its_rule() {
+    let (mut fixture, _pod, _other) = start().await;
+    let stalling = start_pod_with(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        let begun = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nbegun\r\n";
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let address = stalling.await;
+    let rules = vec![
+        limited("/request", Some(1000), None, address),
+        limited("/backend", None, Some(1000), address),
+    ];
+    set_host(&mut fixture, "http://*", rules);
+    for path in ["/request", "/backend"] {
+        let response = get(&fixture, "any.test", path, "").await;
+        assert_eq!(status(&response), "200", "{path}: {response}");
+        // Without the last chunk, clients know that the response is not whole.
+        assert!(response.ends_with("5\r\nbegun\r\n"), "{path}: {response}");
+    }
+}
+
+/// Returns a rule of a GRPCRoute that leads to a Service with HTTP/2.
+fn calls(path: PathMatch, name: &str, address: SocketAddr) -> HttpRule {
+    let name = NamespacedName::new("default", name);
+    let target = RouteBackend::Plain(PlainBackend { name, address, protocol: AppProtocol::H2c });
+    HttpRule { is_grpc: true, path, ..rule("/", vec![target]) }
+}
+
+#[tokio::test]
+async fn calls_of_grpc_go_by_service_and_method_over_http2() {
+    let mut fixture = ActivatorFixture::new().await;
+    let buy = FakeHttp2Pod::start(h2c::echo).await;
+    let shop = FakeHttp2Pod::start(h2c::echo).await;
+    let mut rules = vec![
+        calls(PathMatch::parse_exact("/a.Shop/Buy").unwrap(), "buy:80", buy.address),
+        calls(prefix("/a.Shop"), "shop:80", shop.address),
+        HttpRule { is_grpc: true, ..rule("/b.Shop", vec![RouteBackend::Unresolved]) },
+    ];
+    let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    rules[0].request_headers = HeaderChanges { set: pair("x-set", "1"), ..Default::default() };
+    rules[0].response_headers = HeaderChanges { set: pair("x-outer", "2"), ..Default::default() };
+    rules[1].headers = pair("version", "2");
+    set_host(&mut fixture, "http://calls.test", rules);
+    let client = Http2TestClient::connect_to(fixture.outside).await;
+    for (method, version, code) in [
+        ("/a.Shop/Buy", "1", 200),
+        ("/a.Shop/Sell", "2", 200),
+        // Clients read these as UNIMPLEMENTED, and the last one as UNAVAILABLE.
+        ("/a.Shop/Sell", "1", 404),
+        ("/c.Shop/Buy", "2", 404),
+        ("/b.Shop/Buy", "1", 503),
+    ] {
+        let call = http::Request::post(format!("http://calls.test{method}"));
+        let call = call.header("content-type", "application/grpc").header("te", "trailers");
+        let message = "\0\0\0\0\u{5}hello";
+        let response = client.send_request(call.header("version", version), &[message]);
+        let response = response.await.unwrap();
+        assert_eq!(response.head.status().as_u16(), code, "{method} {version}");
+        if code == 200 {
+            assert_eq!((&*response.body, response.trailer("grpc-status")), (message, Some("0")));
+        }
+        let is_changed = response.head.headers().contains_key("x-outer");
+        assert_eq!(is_changed, method == "/a.Shop/Buy", "{method}");
+    }
+    assert_eq!((buy.requests(), shop.requests()), (1, 1));
+    let heads = buy.request_heads();
+    assert_eq!(heads[0].uri.to_string(), "http://calls.test/a.Shop/Buy");
+    assert_eq!(heads[0].headers["x-set"], "1");
+    assert_eq!(heads[0].headers["te"], "trailers");
+}
+
+/// A change of one route would else close the connections of the other one.
+#[tokio::test]
+async fn one_port_may_be_a_backend_in_two_protocols() {
+    let (mut fixture, _pod, other) = start().await;
+    for _ in 0..2 {
+        let web = vec![rule("/", vec![plain("other:80", other.address)])];
+        set_host(&mut fixture, "http://web.test", web);
+        let calls = vec![calls(prefix("/"), "other:80", other.address)];
+        set_host(&mut fixture, "http://calls.test", calls);
+        assert_eq!(status(&get(&fixture, "web.test", "/", "").await), "200");
+    }
+    assert_eq!(fixture.activator.forwarder.routes.plain_revisions().len(), 2);
+    assert_eq!((other.requests(), other.connections()), (2, 1));
 }

@@ -17,6 +17,7 @@ mod h2c;
 mod harness;
 mod hosts;
 mod http2;
+mod ingresses;
 mod inputs;
 mod limits;
 mod local_tls;

@@ -1,10 +1,16 @@
 //! Pure: rules of the Gateway API for the requests of one host from outside.
 
-use std::{fmt, net::SocketAddr, num::NonZeroU16, num::NonZeroU32, str::FromStr};
+use std::{
+    fmt,
+    net::SocketAddr,
+    num::{NonZeroU16, NonZeroU32},
+    str::FromStr,
+    time::Duration,
+};
 
 use smol_str::SmolStr;
 
-use super::{AppProtocol, NamespacedName, PathPrefix, WireError, is_dns_subdomain};
+use super::{AppProtocol, NamespacedName, PathModifier, PathPrefix, WireError, is_dns_subdomain};
 
 /// Host that listens to all hosts without a more specific one.
 const ANY_HOST: &str = "*";
@@ -38,6 +44,9 @@ pub struct GatewayHostEntry {
 pub struct HttpRule {
     /// Namespace and name of the route.
     pub route: NamespacedName,
+    /// True if the route is a GRPCRoute. Without a backend, its requests get 503 instead of 500: clients of gRPC read
+    /// that as `UNAVAILABLE`.
+    pub is_grpc: bool,
     /// Paths that fit.
     pub path: PathMatch,
     /// Method that fits; `None`: all methods.
@@ -52,6 +61,10 @@ pub struct HttpRule {
     pub response_headers: HeaderChanges,
     /// Redirect that the gateway responds with; `None`: a backend responds.
     pub redirect: Option<RequestRedirect>,
+    /// Change of the URL of requests; `None`: backends receive it as it is.
+    pub rewrite: Option<UrlRewrite>,
+    /// Timeouts of requests.
+    pub timeouts: RuleTimeouts,
     /// Backends with their shares. Without any, requests get 500.
     pub backends: Vec<WeightedBackend>,
 }
@@ -76,7 +89,25 @@ pub struct HeaderChanges {
     pub remove: Vec<String>,
 }
 
-/// Redirect to another URL with the path and query of the request.
+/// Change of the URL of a request before a backend receives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UrlRewrite {
+    /// Host that replaces that of the request; `None`: it stays.
+    pub host: Option<String>,
+    /// Replacement of the path; `None`: it stays.
+    pub path: Option<PathModifier>,
+}
+
+/// Timeouts of the requests that a rule fits, in whole milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleTimeouts {
+    /// Time from the arrival of a request to the end of its response; `None`: the rule has no such limit.
+    pub request: Option<Duration>,
+    /// Time of each exchange with a backend, to the end of its response; `None`: the rule has no such limit.
+    pub backend_request: Option<Duration>,
+}
+
+/// Redirect to another URL with the query of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestRedirect {
     /// Scheme of the URL; `None`: that of the request.
@@ -85,6 +116,8 @@ pub struct RequestRedirect {
     pub host: Option<String>,
     /// Port of the URL; `None`: the port of `is_https` if that is set, else that of the listener.
     pub port: Option<NonZeroU16>,
+    /// Replacement of the path; `None`: that of the request.
+    pub path: Option<PathModifier>,
     /// Status code of the response, 3xx.
     pub status: u16,
 }
@@ -96,6 +129,10 @@ pub struct WeightedBackend {
     pub weight: NonZeroU32,
     /// Backend that gets the share.
     pub target: RouteBackend,
+    /// Changes of the headers of its requests, after those of the rule.
+    pub request_headers: HeaderChanges,
+    /// Changes of the headers of its responses, before those of the rule.
+    pub response_headers: HeaderChanges,
 }
 
 /// Backend of a route.

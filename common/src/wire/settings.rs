@@ -96,14 +96,27 @@ pub struct EdgeSettings {
     /// Idle deadline: a connection of raw TCP from outside that passes no byte for so long is reset; `None`: never. Sent
     /// in whole milliseconds.
     pub tcp_idle_timeout: Option<Duration>,
+    /// Networks of trusted ingresses of other controllers, whose headers choose a Revision at the gateway for workloads
+    /// of the cluster. Empty: no ingress is trusted.
+    pub trusted_ingresses: Vec<IpNet>,
 }
 
 impl EdgeSettings {
     /// Returns true if `peer` is a trusted proxy.
     pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
-        let peer = peer.to_canonical();
-        self.trusted_proxies.iter().any(|net| net.contains(&peer))
+        contain_address(&self.trusted_proxies, peer)
     }
+
+    /// Returns true if `peer` is a trusted ingress.
+    pub fn is_trusted_ingress(&self, peer: IpAddr) -> bool {
+        contain_address(&self.trusted_ingresses, peer)
+    }
+}
+
+/// Returns true if one of the networks contains the address.
+fn contain_address(networks: &[IpNet], address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    networks.iter().any(|net| net.contains(&address))
 }
 
 /// Parses a network from `ADDRESS/LENGTH`, or from one address alone. Bits beyond the length are ignored.

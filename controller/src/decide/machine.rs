@@ -37,6 +37,7 @@ mod domain_mappings;
 mod events;
 mod fingerprint;
 mod gateway_api;
+mod ingresses;
 mod leadership;
 mod local_certificates;
 mod manifests;
@@ -288,6 +289,7 @@ impl ControllerStateMachine {
             Event::CertManagerFound(is_present) => {
                 self.handle_cert_manager_presence(is_present, now)
             }
+            Event::IngressesListed => self.handle_ingress_list(now),
             Event::InitialListSynced => self.handle_initial_list(now),
             Event::LeadershipChanged(is_leader) => self.handle_leadership(is_leader, now),
             Event::Tick => self.handle_tick(now),

@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 
 use crate::{
-    decide::plan::{self, requested_certificates},
+    decide::plan::{self, ingresses, requested_certificates},
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod,
@@ -102,7 +102,9 @@ pub(crate) fn has_child_named(
         | ResourceKind::ReferenceGrant
         | ResourceKind::GatewayClass
         | ResourceKind::Gateway
-        | ResourceKind::HttpRoute => false,
+        | ResourceKind::HttpRoute
+        | ResourceKind::GrpcRoute
+        | ResourceKind::Ingress => false,
     }
 }
 
@@ -135,11 +137,16 @@ pub(crate) fn find_slice_route<'a>(
         .or_else(|| cluster.exceptional_owners(slice).find_map(of))
 }
 
-/// Returns the Route that a placeholder or slice belongs to.
+/// Returns the Route that a placeholder, a slice or an Ingress belongs to.
 pub fn owner_route_of(cluster: &ClusterState, key: &ObjectPartKey) -> Option<NamespacedName> {
     match key.resource {
         ResourceKind::Service => cluster.app_of_route_name(&key.name),
         ResourceKind::EndpointSlice => find_slice_route(cluster, &key.name).map(|(route, _)| route),
+        // An Ingress has the name of its Route.
+        ResourceKind::Ingress => {
+            let app = cluster.apps.get(&key.name)?;
+            app.route.is_some().then(|| key.name.clone())
+        }
         _ => None,
     }
 }
@@ -248,6 +255,7 @@ pub fn app_keys(
         all.extend(object_keys(name));
         all.extend(route_name_keys(name, app));
         all.extend(certificate_keys(name, app, cluster));
+        all.extend(ingress_key(name, app, cluster));
     }
     for revision in &app.revisions {
         all.extend(pod_annotation_keys(&name.namespace, revision));
@@ -350,6 +358,21 @@ pub fn certificate_keys(
     };
     let tags = app.traffic().iter().filter_map(|it| it.tag.as_deref()).map(Some);
     [None].into_iter().chain(tags).flat_map(certificate).collect()
+}
+
+/// Returns the key of the Ingress of a Route, if there is one or should be. After a failed write of one that is no longer
+/// wanted, the key ends the failure.
+pub fn ingress_key(
+    name: &NamespacedName,
+    app: &AppState,
+    cluster: &ClusterState,
+) -> Option<ObjectPartKey> {
+    let all = &cluster.ingresses;
+    let is_wanted = ingresses::wanted_class(app, cluster).is_some();
+    let is_blocked = app.route.as_ref().is_some_and(|it| it.blocked_reason.is_some());
+    let is_due = is_wanted || is_blocked || all.by_name.contains_key(name);
+    let key = || ObjectPartKey::new(ResourceKind::Ingress, ObjectPart::Object, name.clone());
+    (all.is_listed && is_due).then(key)
 }
 
 /// Returns the keys of all parts that the controller writes for a requested certificate.

@@ -22,6 +22,7 @@ pub mod gateway_api;
 pub(crate) mod gateway_ports;
 mod gradual_rollout;
 pub mod host_certificates;
+pub mod ingresses;
 pub mod local_tls;
 mod pod_resizes;
 mod readiness;
@@ -185,6 +186,8 @@ fn run_pass(
     }
     traffic::update_latest_ready(app);
     conditions::update_configuration(app, now);
+    // Before its first traffic: from then on the gateway would serve the Route.
+    ingresses::update_front(app, name, cluster);
     traffic::assign_traffic(app, name, cluster, now, timer);
     traffic::update_routing_states(app, name, cluster, now);
     // Only the leader decides about pods; other replicas keep the stages that it has noted on them.

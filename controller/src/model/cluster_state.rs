@@ -31,6 +31,7 @@ mod client_cas;
 pub mod conditions;
 mod domain_mappings;
 mod gateway_api;
+mod ingresses;
 mod local_certificates;
 pub mod name_registry;
 pub(crate) mod nodes;
@@ -59,11 +60,13 @@ pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
 };
 pub use gateway_api::{
-    AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
-    GATEWAY_SERVICE, GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState,
-    ListenerSpec, ListenerTls, ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition,
-    ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec, WrittenCondition,
+    AllowedNamespaces, BackendProtocol, BackendService, BackendSpec, GATEWAY_CONTROLLER,
+    GATEWAY_GROUP, GATEWAY_SERVICE, GatewayClassState, GatewayRouteId, GatewayRouteKind,
+    GatewayRouteState, GatewayServiceAddress, GatewayState, HostClaims, ListenerSpec, ListenerTls,
+    ObservedGatewayApi, ParentPlan, ParentReference, PlannedCondition, ReferenceGrant, RouteClaims,
+    RouteMatchSpec, RoutePlan, RouteRejections, RouteRuleSpec, WrittenCondition,
 };
+pub use ingresses::{IngressState, ObservedIngresses};
 pub use local_certificates::LocalCertificateState;
 pub use name_registry::NameRegistry;
 pub use nodes::NodeState;
@@ -124,6 +127,8 @@ pub struct ClusterState {
     pub client_cas: ObservedClientCas,
     /// Objects of the Gateway API, with the Services that its routes may lead to.
     pub gateway_api: ObservedGatewayApi,
+    /// Ingresses of Routes whose public hosts other ingresses front.
+    pub ingresses: ObservedIngresses,
     /// Certificates for names inside the cluster, by the service that the names belong to.
     pub local_certificates: BTreeMap<NamespacedName, LocalCertificateState>,
     /// Nodes, as far as decisions depend on them.
@@ -262,6 +267,7 @@ impl Default for ClusterState {
             requests: ObservedRequests::default(),
             client_cas: ObservedClientCas::default(),
             gateway_api: ObservedGatewayApi::default(),
+            ingresses: ObservedIngresses::default(),
             local_certificates: BTreeMap::new(),
             nodes: ObservedNodes::default(),
             network_policies: NetworkPolicies::default(),

@@ -265,7 +265,7 @@ pub struct RouteStatus {
     pub address: Option<AddressableUrl>,
     /// Active traffic targets with their shares.
     pub traffic: Vec<TrafficTarget>,
-    /// Progress of a gradual rollout; absent when none runs.
+    /// Progress of a gradual rollout, and the class of another ingress that fronts the hosts; each absent without one.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

@@ -38,14 +38,16 @@ use crate::{
 };
 
 mod gateway_api;
+mod ingresses;
 mod pods;
 mod requested_certificates;
 mod scaled_service;
 
 pub use gateway_api::{
     read_backend_service, read_gateway, read_gateway_addresses, read_gateway_class,
-    read_http_route, read_reference_grant,
+    read_gateway_route, read_reference_grant,
 };
+pub use ingresses::read_ingress;
 pub use pods::{ComponentPod, PodRejection, read_component_pod, read_pod, read_rejection};
 pub use requested_certificates::{
     read_certificate_namespace, read_challenge_solver, read_http_challenge,
@@ -81,6 +83,7 @@ pub fn read_service(
         features: &features,
         autoscaler: config,
         cluster_domain: "cluster.local",
+        trusts_ingresses: false,
     };
     match parse::observed_service(object, settings) {
         Ok((_, manifest)) => {
@@ -160,6 +163,7 @@ pub fn read_route(object: &Value) -> RouteState {
             .filter_map(fields::read_assigned_traffic)
             .collect(),
         rollout: read_rollout(object),
+        ingress_class: non_empty_text(&object["status"]["annotations"][key::FRONT_CLASS]),
         blocked_reason: None,
         applied_hash: applied_hash(object),
         is_terminating: is_terminating(object),

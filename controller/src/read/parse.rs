@@ -238,8 +238,14 @@ fn local_settings<'a>(
     features: &'a Features,
     autoscaler: &'a ScalePolicyConfig,
 ) -> RuleSettings<'a> {
-    let platform = PlatformKind::Local;
-    RuleSettings { platform, defaults, features, autoscaler, cluster_domain: "cluster.local" }
+    RuleSettings {
+        platform: PlatformKind::Local,
+        defaults,
+        features,
+        autoscaler,
+        cluster_domain: "cluster.local",
+        trusts_ingresses: false,
+    }
 }
 
 /// Returns the name in a document, as far as it can be read.

@@ -49,6 +49,7 @@ use crate::{
 mod certificate_watches;
 mod client_pods;
 mod gateway_watches;
+mod ingress_watches;
 pub mod named_secrets;
 mod pod_reads;
 mod workloads;
@@ -211,7 +212,7 @@ impl KubernetesPlatform {
         let optional_kinds = async {
             let certificates = self.watch_certificates(certificates_listed.clone(), &shutdown);
             let gateways = self.watch_gateways(gateways_listed.clone(), &shutdown);
-            tokio::join!(certificates, gateways);
+            tokio::join!(certificates, gateways, self.watch_ingresses(&shutdown));
         };
         let mut optional_watch = std::pin::pin!(optional_kinds);
         let later = [&clients_listed, &workloads_listed, &certificates_listed, &gateways_listed];

@@ -18,7 +18,7 @@ use crate::model::knative::{
     domain_mapping::{DomainMappingSpec, DomainMappingStatus},
     networking::{
         CertificateSpec, CertificateStatus, ClusterDomainClaimSpec, EmptyStatus,
-        ServerlessServiceSpec, ServerlessServiceStatus,
+        KnativeIngressSpec, KnativeIngressStatus, ServerlessServiceSpec, ServerlessServiceStatus,
     },
 };
 
@@ -71,6 +71,7 @@ pub fn all_definitions() -> Vec<Value> {
         serverless_service(),
         cluster_domain_claim(),
         certificate(),
+        ingress(),
         image(),
     ];
     kinds.into_iter().map(kind_definition).collect()
@@ -217,6 +218,18 @@ fn certificate() -> CrdKind {
         columns: &[READY_COLUMN, REASON_COLUMN],
         description: "Certificate that is requested for a host. Written by the controller.",
         ..internal_kind::<CertificateSpec, CertificateStatus>("Certificate")
+    }
+}
+
+fn ingress() -> CrdKind {
+    CrdKind {
+        group: "networking.internal.knative.dev",
+        plural: "ingresses",
+        short_names: &["kingress", "king"],
+        categories: &["knative-internal", "networking"],
+        columns: &[READY_COLUMN, REASON_COLUMN],
+        description: "Hosts of a Route for the controller of another ingress. Written by the controller.",
+        ..internal_kind::<KnativeIngressSpec, KnativeIngressStatus>("Ingress")
     }
 }
 

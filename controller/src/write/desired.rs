@@ -26,6 +26,7 @@ mod autoscaling_status;
 mod domain_mappings;
 mod endpoint_slices;
 mod gateway_api;
+mod ingresses;
 mod pod_annotations;
 mod pod_requests;
 mod requested_certificates;
@@ -33,6 +34,7 @@ mod required_children;
 mod revision_children;
 mod scaled;
 
+pub use gateway_api::SUPPORTED_FEATURES_FIELD;
 pub use required_children::{RequiredChildren, required_children};
 use revision_children::LiveRevision;
 
@@ -64,9 +66,11 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         ResourceKind::RequestedCertificate | ResourceKind::IssuedCertificate => {
             requested_certificates::certificate_part(cluster, key)
         }
-        ResourceKind::GatewayClass | ResourceKind::Gateway | ResourceKind::HttpRoute => {
-            gateway_api::gateway_status(cluster, key)
-        }
+        ResourceKind::GatewayClass
+        | ResourceKind::Gateway
+        | ResourceKind::HttpRoute
+        | ResourceKind::GrpcRoute => gateway_api::gateway_status(cluster, key),
+        ResourceKind::Ingress => ingresses::ingress_part(cluster, key),
         ResourceKind::Node
         | ResourceKind::ConfigMap
         | ResourceKind::Namespace

@@ -234,13 +234,17 @@ fn render_route(
         url: if routed { external_url(app, name, None, cluster) } else { String::new() },
         address: internal_address(app, name, cluster).filter(|_| routed),
         traffic: status_traffic(app, name, cluster),
-        annotations: route
-            .rollout
-            .iter()
-            .map(|it| (rollout::ROLLOUT_ANNOTATION.to_owned(), it.to_json()))
-            .collect(),
+        annotations: route_status_annotations(route),
     };
     object_json("Route", metadata, json!({"traffic": spec_traffic(&route.traffic_spec)}), status)
+}
+
+/// Returns what another leader must know of a Route: the state of a rollout, and another ingress that fronts its hosts.
+fn route_status_annotations(route: &RouteState) -> BTreeMap<String, String> {
+    let rollout = route.rollout.iter();
+    let rollout = rollout.map(|it| (rollout::ROLLOUT_ANNOTATION.to_owned(), it.to_json()));
+    let class = route.ingress_class.iter();
+    rollout.chain(class.map(|it| (key::FRONT_CLASS.to_owned(), it.to_string()))).collect()
 }
 
 /// Formats the annotation with allocations: `tag=suffix:port` for each name, separated by spaces. The Route's own name

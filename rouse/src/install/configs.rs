@@ -116,6 +116,9 @@ domain-template: "{{.Name}}.{{.Namespace}}.{{.Domain}}"
 tag-template: "{{.Tag}}-{{.Name}}"
 # Seconds over which a new revision takes over; 0: at once.
 rollout-duration: "0"
+# Class of the ingress that fronts services, where a service names none: that of Rouse's gateway, or that of another
+# controller, such as kourier.ingress.networking.knative.dev. See rouse.dev.trusted-ingresses.
+ingress-class: "rouse.ingress.networking.knative.dev"
 # Whether certificates are requested for hosts of services and for domains, and by which implementation. See
 # config-certmanager.
 external-domain-tls: "Disabled"
@@ -146,6 +149,9 @@ rouse.dev.tls-ciphers: ""
 rouse.dev.gateway-ports: ""
 # Time without a byte after which a connection to such a port is reset: 1h. 0: never.
 rouse.dev.tcp-idle-timeout: "0"
+# Networks of the pods of other ingresses, divided by commas. What these say in Knative-Serving-Revision and
+# Knative-Serving-Namespace chooses a revision. Without one, the gateway serves every class.
+rouse.dev.trusted-ingresses: ""
 "#;
 
 const OBSERVABILITY: &str = r#"# Whether activators write a line of each request to standard output. Every service then goes through them.

@@ -106,10 +106,10 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 32] = [
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
-        resources: &["serverlessservices", "clusterdomainclaims", "certificates"],
+        resources: &["serverlessservices", "clusterdomainclaims", "certificates", "ingresses"],
         names: &[],
         verbs: MANAGE_VERBS,
-        reason: "path of a Revision, for tools to read; namespaces that may use a domain; certificates that are requested",
+        reason: "path of a Revision, for tools to read; namespaces that may use a domain; certificates that are requested; hosts for other ingresses",
     },
     RbacRule {
         groups: &["networking.internal.knative.dev"],
@@ -141,14 +141,19 @@ pub(crate) const CLUSTER_RULES: [RbacRule; 32] = [
     },
     RbacRule {
         groups: &["gateway.networking.k8s.io"],
-        resources: &["gatewayclasses", "gateways", "httproutes", "referencegrants"],
+        resources: &["gatewayclasses", "gateways", "grpcroutes", "httproutes", "referencegrants"],
         names: &[],
         verbs: WATCH_VERBS,
         reason: "hosts and rules of the Gateway API, where its kinds are installed",
     },
     RbacRule {
         groups: &["gateway.networking.k8s.io"],
-        resources: &["gatewayclasses/status", "gateways/status", "httproutes/status"],
+        resources: &[
+            "gatewayclasses/status",
+            "gateways/status",
+            "grpcroutes/status",
+            "httproutes/status",
+        ],
         names: &[],
         verbs: &["patch"],
         reason: "conditions and addresses of the same objects",

@@ -20,7 +20,8 @@ use controller::{
         object::ResourceKind,
     },
     shell::api::watch_scope::{
-        cert_manager_scopes, gateway_scopes, request_scopes, watch_scopes, workload_scopes,
+        cert_manager_scopes, gateway_scopes, grpc_route_scopes, ingress_scopes, request_scopes,
+        watch_scopes, workload_scopes,
     },
 };
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
@@ -532,7 +533,8 @@ fn the_controller_may_list_each_kind_that_it_watches() {
             is_about && has_verbs && rule.names.is_empty()
         })
     };
-    let optional = [request_scopes(), cert_manager_scopes(), gateway_scopes()].concat();
+    let of_gateways = [gateway_scopes(), grpc_route_scopes(), ingress_scopes()].concat();
+    let optional = [request_scopes(), cert_manager_scopes(), of_gateways].concat();
     for scope in [watch_scopes(NAMESPACE), workload_scopes(NAMESPACE), optional].concat() {
         let (group, plural) = (scope.resource.group(), scope.resource.plural());
         let is_permitted = may_list(&rbac::CLUSTER_RULES, group, plural)
@@ -558,7 +560,12 @@ fn the_controller_may_write_the_replicas_of_both_kinds_of_workloads() {
 
 #[test]
 fn the_controller_may_write_the_statuses_of_the_gateway_api() {
-    for resource in [ResourceKind::GatewayClass, ResourceKind::Gateway, ResourceKind::HttpRoute] {
+    for resource in [
+        ResourceKind::GatewayClass,
+        ResourceKind::Gateway,
+        ResourceKind::HttpRoute,
+        ResourceKind::GrpcRoute,
+    ] {
         let status = format!("{}/status", resource.plural());
         let is_permitted = rbac::CLUSTER_RULES.iter().any(|rule| {
             rule.groups.contains(&resource.group())

@@ -2,10 +2,14 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::versions::{CONTAINERD, COREDNS, ETCD, HELM, KN, KubernetesVersion, PROMETHEUS};
+use super::versions::{
+    CONTAINERD, COREDNS, ETCD, GATEWAY_API, HELM, KN, KubernetesVersion, PROMETHEUS,
+};
 
 /// Main package of CoreDNS with the plugins of a cluster only; all plugins would add libraries of three clouds.
 const COREDNS_MAIN: &str = include_str!("coredns.go");
+/// Main package of the conformance tests of the Gateway API.
+const GATEWAY_CONFORMANCE_MAIN: &str = include_str!("gateway_conformance.go");
 /// Module of Kubernetes, whose staged modules are replaced by the published ones of the same release.
 const KUBERNETES: &str = "k8s.io/kubernetes";
 /// Version of the build procedure; a change of it changes all cache directories.
@@ -36,10 +40,22 @@ pub(crate) struct BuildRecipe {
     pub(crate) main: Option<&'static str>,
     /// Version of the staged modules; `None` except for Kubernetes.
     pub(crate) staging: Option<String>,
+    /// Module whose manifests are kept beside the programs.
+    pub(crate) manifests: Option<ManifestModule>,
     /// True if a cluster works without its programs.
     pub(crate) is_optional: bool,
     /// Build time in seconds on two cores with an empty cache.
     pub(crate) seconds: u32,
+}
+
+/// Module with manifests, of the same version as the module of its recipe, which also needs it to build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ManifestModule {
+    pub(crate) module: &'static str,
+    /// Directory of the manifests within the module.
+    pub(crate) folder: &'static str,
+    /// Name of the file with all of them.
+    pub(crate) file: &'static str,
 }
 
 impl BuildRecipe {
@@ -61,6 +77,7 @@ impl BuildRecipe {
             programs: KUBERNETES_PROGRAMS.map(package).to_vec(),
             main: None,
             staging: Some(version.staging()),
+            manifests: None,
             is_optional: false,
             seconds: 380,
         }
@@ -114,13 +131,36 @@ impl BuildRecipe {
         plain_recipe("helm", module, HELM, programs, 420)
     }
 
+    /// Recipe of the conformance tests of the Gateway API, and of the server of their backends; no part of a cluster.
+    pub(crate) fn gateway_conformance() -> Self {
+        let module = "sigs.k8s.io/gateway-api/conformance";
+        let server = (format!("{module}/echo-basic"), "echo-basic");
+        let programs = vec![(".".to_owned(), "gateway-conformance"), server];
+        let crds = ManifestModule {
+            module: "sigs.k8s.io/gateway-api",
+            folder: "config/crd/standard",
+            file: "crds.yaml",
+        };
+        Self {
+            main: Some(GATEWAY_CONFORMANCE_MAIN),
+            manifests: Some(crds),
+            ..plain_recipe("gateway-conformance", module, GATEWAY_API, programs, 200)
+        }
+    }
+
     /// Name of its cache directory for the processor architecture `arch`, with a hash of all inputs of the build.
     pub(crate) fn folder(&self, arch: &str) -> String {
         // All fields but the expected time and `is_optional`, which do not change the programs.
         let mut hash = Sha256::new();
-        let Self { name, module, version, tags, ldflags, programs, main, staging, .. } = self;
+        let Self {
+            name, module, version, tags, ldflags, programs, main, staging, manifests, ..
+        } = self;
         hash.update(format!("{BUILD_PROCEDURE} {arch} {name} {module} {version} {tags} {ldflags}"));
         hash.update(format!("{programs:?} {main:?} {staging:?}"));
+        // Only if there are any, so that the directories of all other recipes keep their names.
+        if let Some(manifests) = manifests {
+            hash.update(format!("{manifests:?}"));
+        }
         let digest: String =
             hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{}-{}-{digest}", self.name, self.version)
@@ -134,6 +174,9 @@ impl BuildRecipe {
             "module rouse.dev/{}\n\n{go_line}\n\nrequire {} {}\n",
             self.name, self.module, self.version
         );
+        if let Some(ManifestModule { module, .. }) = self.manifests {
+            text.push_str(&format!("require {module} {}\n", self.version));
+        }
         let Some(version) = &self.staging else { return text };
         for module in staged_modules(published) {
             text.push_str(&format!("replace {module} => {module} {version}\n"));
@@ -165,6 +208,7 @@ fn plain_recipe(
         programs,
         main: None,
         staging: None,
+        manifests: None,
         is_optional: false,
         seconds,
     }
@@ -192,6 +236,21 @@ mod tests {
             "module rouse.dev/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\
              replace k8s.io/api => k8s.io/api v0.36.3\n"
         );
+    }
+
+    #[test]
+    fn a_module_with_manifests_is_required_at_the_same_version() {
+        let recipe = BuildRecipe::gateway_conformance();
+        assert_eq!(
+            recipe.go_mod("module x\n\ngo 1.26.0\n\nreplace sigs.k8s.io/gateway-api => ../\n"),
+            format!(
+                "module rouse.dev/gateway-conformance\n\ngo 1.26.0\n\n\
+                 require sigs.k8s.io/gateway-api/conformance {GATEWAY_API}\n\
+                 require sigs.k8s.io/gateway-api {GATEWAY_API}\n"
+            )
+        );
+        let other_manifests = BuildRecipe { manifests: None, ..recipe.clone() };
+        assert_ne!(recipe.folder("x86_64"), other_manifests.folder("x86_64"));
     }
 
     #[test]

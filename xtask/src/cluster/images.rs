@@ -1,7 +1,8 @@
-//! Shell: container images for the nodes: Rouse's, the examples', the sandbox's and CoreDNS's.
+//! Shell: container images for the nodes: Rouse's, the examples', the sandbox's, CoreDNS's, and those of tests.
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -106,6 +107,20 @@ fn build_pause(destination: &Path) -> Result<PathBuf> {
         sh::capture(cc.args(["-static", "-Os", "-s", "-o"]).arg(&program).arg(&source))?;
     }
     Ok(program)
+}
+
+/// Builds an image of a program without libraries that is not one of ours, and packs it in `destination`. `name` may be
+/// of any registry.
+pub(crate) fn build_foreign_archive(
+    program: &Path,
+    name: &str,
+    destination: &Path,
+) -> Result<(PathBuf, String)> {
+    let short = program.file_name().and_then(OsStr::to_str);
+    let short = short.with_context(|| format!("{} is no program", program.display()))?;
+    fs::create_dir_all(destination)
+        .with_context(|| format!("cannot make {}", destination.display()))?;
+    build_program_archive(short, name, program, destination)
 }
 
 /// Builds an image of one program without libraries, and packs it. `short` names the program in the image and the tar

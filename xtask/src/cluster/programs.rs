@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    build_recipes::BuildRecipe,
+    build_recipes::{BuildRecipe, ManifestModule},
     go_toolchain::GoToolchain,
     versions::{KubernetesVersion, NEWEST},
 };
@@ -162,6 +162,25 @@ pub(crate) fn find_or_build(recipe: &BuildRecipe) -> Result<PathBuf> {
     Ok(file)
 }
 
+/// Directory of the programs of a recipe in the cache, which are built now if one of them is missing.
+pub(crate) fn find_or_build_folder(recipe: &BuildRecipe) -> Result<PathBuf> {
+    let _lock = lock::acquire(&toolchain::cache_directory()?.join("cluster.lock"))?;
+    if let Some(folder) = find_folder(recipe)? {
+        return Ok(folder);
+    }
+    let BuildRecipe { name, version, seconds, .. } = recipe;
+    println!("building {name} {version} once, about {seconds} s");
+    build_all(recipe, &GoToolchain::find()?)?;
+    folder(recipe)
+}
+
+/// Directory of the programs of a recipe in the cache; `None` if one of them is missing.
+pub(crate) fn find_folder(recipe: &BuildRecipe) -> Result<Option<PathBuf>> {
+    let folder = folder(recipe)?;
+    let is_complete = recipe.programs.iter().all(|(_, program)| folder.join(program).is_file());
+    Ok(is_complete.then_some(folder))
+}
+
 /// Path of kube-proxy of this version: from the cache, or built now with the other programs of Kubernetes.
 pub(crate) fn find_or_build_kube_proxy(version: KubernetesVersion) -> Result<PathBuf> {
     let _lock = lock::acquire(&toolchain::cache_directory()?.join("cluster.lock"))?;
@@ -235,6 +254,10 @@ fn remove_build_leftovers(base: &Path, recipe: &BuildRecipe) {
 }
 
 fn build_into(recipe: &BuildRecipe, toolchain: &GoToolchain, folder: &Path) -> Result<()> {
+    // Modules are fetched outside of any module, so that no other one is fetched with them.
+    if let Some(manifests) = recipe.manifests {
+        write_manifests(recipe, manifests, toolchain, folder)?;
+    }
     let published = published_go_mod(recipe, toolchain, folder)?;
     fs::write(folder.join("go.mod"), recipe.go_mod(&published))?;
     if let Some(main) = recipe.main {
@@ -255,13 +278,54 @@ fn published_go_mod(
     folder: &Path,
 ) -> Result<String> {
     let module = format!("{}@{}", recipe.module, recipe.version);
-    let args = ["mod", "download", "-json", &module].map(str::to_owned);
-    // Run outside of any module, so that only this module is fetched.
-    let output = sh::capture(&mut toolchain.command(folder, &args))
-        .with_context(|| format!("cannot fetch the Go module {module}"))?;
-    let info: serde_json::Value = serde_json::from_str(&output)?;
+    let info = download_module(&module, toolchain, folder)?;
     let file = info["GoMod"].as_str().with_context(|| format!("{module} has no go.mod"))?;
     fs::read_to_string(file).with_context(|| format!("cannot read {file}"))
+}
+
+/// Writes the manifests of a module to one file in `folder`.
+fn write_manifests(
+    recipe: &BuildRecipe,
+    manifests: ManifestModule,
+    toolchain: &GoToolchain,
+    folder: &Path,
+) -> Result<()> {
+    let module = format!("{}@{}", manifests.module, recipe.version);
+    let info = download_module(&module, toolchain, folder)?;
+    let from = info["Dir"].as_str().with_context(|| format!("{module} has no files"))?;
+    let from = Path::new(from).join(manifests.folder);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&from).with_context(|| format!("no {}", from.display()))? {
+        files.push(entry?.path());
+    }
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+    if files.is_empty() {
+        bail!("{} has no manifests", from.display());
+    }
+    files.sort();
+    let mut text = String::new();
+    for file in files {
+        text.push_str("---\n");
+        text.push_str(
+            &fs::read_to_string(&file)
+                .with_context(|| format!("cannot read {}", file.display()))?,
+        );
+        text.push('\n');
+    }
+    let file = folder.join(manifests.file);
+    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Fetches a module, and returns the description that `go mod download` prints: paths of its files.
+fn download_module(
+    module: &str,
+    toolchain: &GoToolchain,
+    folder: &Path,
+) -> Result<serde_json::Value> {
+    let args = ["mod", "download", "-json", module].map(str::to_owned);
+    let output = sh::capture(&mut toolchain.command(folder, &args))
+        .with_context(|| format!("cannot fetch the Go module {module}"))?;
+    serde_json::from_str(&output).with_context(|| format!("cannot read what describes {module}"))
 }
 
 /// Runs a build and shows its progress: `go build -v` prints each package when it is compiled.

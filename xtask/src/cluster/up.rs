@@ -114,6 +114,23 @@ pub(crate) fn load_images(
     })
 }
 
+/// Runs `cargo xtask cluster import`: makes an image of a static program, and imports it into all nodes under each of
+/// these names.
+pub(crate) fn import_program(paths: &ClusterPaths, program: &Path, names: &[String]) -> Result<()> {
+    with_existing_cluster(paths, |starter| {
+        let destination = paths.folder().join("imports");
+        for name in names {
+            let archive = images::build_foreign_archive(program, name, &destination)?;
+            let images = ImageArchives::from([(name.clone(), archive)]);
+            for node in 1..=starter.record.nodes {
+                images::import(starter, node, &images)?;
+            }
+            println!("cluster {}: {name} in each of {} nodes", paths.name, starter.record.nodes);
+        }
+        Ok(())
+    })
+}
+
 /// Version to run: the named one, else the existing cluster's, else the default.
 fn requested_version(paths: &ClusterPaths, args: &ClusterUpArgs) -> Result<KubernetesVersion> {
     let running = paths.read_record()?.map(|record| record.kubernetes.parse::<KubernetesVersion>());

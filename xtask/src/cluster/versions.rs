@@ -16,6 +16,8 @@ pub(crate) const KN: &str = "v0.42.0";
 pub(crate) const PROMETHEUS: &str = "v0.309.1";
 /// Version of Helm that the chart is checked with.
 pub(crate) const HELM: &str = "v4.3.1";
+/// Version of the Gateway API whose conformance tests run: the newest one that [`GO`] builds.
+pub(crate) const GATEWAY_API: &str = "v1.6.3";
 /// Version of Go that builds all of them, downloaded if the machine's own is older.
 pub(crate) const GO: GoVersion = GoVersion { major: 1, minor: 26, patch: 8 };
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{
     TestArgs, TierOutcome,
     build::{TestBuilder, TestProgram},
-    root_test_command, run_and_count, run_and_count_lines, run_as_root,
+    conformance_results, root_test_command, run_and_count, run_and_count_lines, run_as_root,
     test_counts::TestCounts,
 };
 use crate::{
@@ -283,9 +283,19 @@ fn run_on_cluster(
     if helm.is_none() {
         skipped_modules.push(("helm_chart::", "no helm: `cargo xtask chart` builds it"));
     }
+    let suite = cluster::find_gateway_conformance()?;
+    if suite.is_none() {
+        let reason = "not built: `cargo xtask conformance` builds and runs it";
+        skipped_modules.push((conformance_results::TEST_MODULE, reason));
+    }
     let mut variables = cluster_variables(SHARED_CLUSTER, xtask, rouse).to_vec();
     variables.extend(helm.as_deref().map(|it| ("ROUSE_HELM", it.as_os_str())));
-    run_tests(args, builder, &variables, &skipped_modules)
+    let variable = conformance_results::FOLDER_VARIABLE;
+    variables.extend(suite.as_deref().map(|it| (variable, it.as_os_str())));
+    conformance_results::remove_results(&builder.workspace);
+    let outcome = run_tests(args, builder, &variables, &skipped_modules)?;
+    conformance_results::print_results(&builder.workspace);
+    Ok(outcome)
 }
 
 /// Runs all tests except the modules in `skipped_modules`, each with its reason. Long tests run only on request.

@@ -152,7 +152,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "bench demo",
             "chart monitoring servers",
             "test",
-            "kernels",
+            "conformance kernels",
         ],
     ),
 ];

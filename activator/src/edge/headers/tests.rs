@@ -28,6 +28,7 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         hsts: None,
         tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
         tcp_idle_timeout: None,
+        trusted_ingresses: Vec::new(),
     };
     PodRequestContext {
         sender,
@@ -171,13 +172,27 @@ fn a_pod_gets_the_chosen_tag_or_the_default_route() {
 #[test]
 fn a_host_that_is_rewritten_is_kept_beside() {
     let context = PodRequestContext {
-        host_rewrite: Some("hello.default.svc"),
+        host_rewrite: Some(HostRewrite::OfMapping("hello.default.svc")),
         ..request_context(TrafficOrigin::External)
     };
     let (head, _) =
         rewritten_by("/", context, &[("host", "shop.example"), ("k-original-host", "evil")]);
     let values = ["host", "k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
     assert_eq!(values, [Some("hello.default.svc"), Some("shop.example"), Some("shop.example")]);
+}
+
+#[test]
+fn a_host_that_a_rule_rewrites_is_kept_in_the_forwarded_one_only() {
+    let context = PodRequestContext {
+        host_rewrite: Some(HostRewrite::OfRule("one.example")),
+        protocol: AppProtocol::H2c,
+        ..request_context(TrafficOrigin::External)
+    };
+    let (head, _) =
+        rewritten_by("/", context, &[("host", "shop.example"), ("k-original-host", "evil")]);
+    assert_eq!(head.uri.to_string(), "http://one.example/");
+    let values = ["k-original-host", "x-forwarded-host"].map(|name| field(&head, name));
+    assert_eq!(values, [None, Some("shop.example")]);
 }
 
 #[test]
@@ -311,4 +326,30 @@ fn connect_is_refused() {
         rewrite_request_head(&mut head, request_context(TrafficOrigin::Internal), String::new)
             .expect_err("refused");
     assert_eq!(error.status(), 405);
+}
+
+#[test]
+fn tags_of_a_trusted_ingress_reach_the_pod_and_those_of_others_do_not() {
+    let edge = EdgeSettings {
+        trusted_ingresses: vec!["10.0.0.0/8".parse().expect("a network")],
+        ..EdgeSettings::default()
+    };
+    let fields = [
+        ("host", "a"),
+        ("knative-serving-tag", "blue"),
+        ("knative-serving-default-route", "true"),
+        ("knative-serving-revision", "hello-1"),
+    ];
+    let tags = |address: [u8; 4], traffic_origin| {
+        let mut context = request_context(traffic_origin);
+        context.sender.address = address.into();
+        let (head, _) = rewritten_by("/", PodRequestContext { edge: &edge, ..context }, &fields);
+        assert_eq!(field(&head, "knative-serving-revision"), None);
+        let names = ["knative-serving-tag", "knative-serving-default-route"];
+        names.map(|name| field(&head, name).map(str::to_owned))
+    };
+    let both = [Some("blue".to_owned()), Some("true".to_owned())];
+    assert_eq!(tags([10, 0, 0, 7], TrafficOrigin::Internal), both);
+    assert_eq!(tags([11, 0, 0, 7], TrafficOrigin::Internal), [None, None]);
+    assert_eq!(tags([10, 0, 0, 7], TrafficOrigin::External), [None, None]);
 }

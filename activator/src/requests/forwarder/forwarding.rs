@@ -4,12 +4,15 @@
 //! Interim responses of a pod are passed on over HTTP/1.1, below `hyper`, whose server cannot send them. `hyper` sends
 //! 100 itself, once the pod's own 100 has released the body.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use common::wire::AppProtocol;
 use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 use hyper::{ext::Protocol, upgrade::OnUpgrade};
-use tokio::net::TcpStream;
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep_until},
+};
 
 use super::RequestForwarder;
 use crate::{
@@ -48,6 +51,8 @@ const MAX_CLOSED_CONNECTION_RETRIES: u32 = 10;
 pub(super) struct PodResponse {
     pub(super) response: Response<PodResponseBody>,
     pub(super) permit: Arc<PodPermit>,
+    /// Time at which the response has to be complete; `None`: only the whole request has a limit.
+    pub(super) deadline: Option<Instant>,
 }
 
 impl RequestForwarder {
@@ -86,13 +91,16 @@ impl RequestForwarder {
             // A client that stalls in its body occupies a pod's capacity. So the wait for the response is bounded by
             // the body's progress.
             let socket = pending.socket.as_ref();
+            let deadline = pending.exchange_deadline();
             let result = send_to_pod(connection, request, socket, pending.websocket.is_some());
-            let result = match idle_timer {
-                None => result.await,
-                Some((idle_timer, is_grpc)) => tokio::select! {
+            let result = match (idle_timer, deadline) {
+                (None, None) => result.await,
+                (idle_timer, deadline) => tokio::select! {
                     biased;
                     result = result => result,
-                    failure = wait_body_failure(&client, &idle_timer, is_grpc) => return Err(failure),
+                    failure = wait_exchange_failure(&client, idle_timer.as_ref(), deadline) => {
+                        return Err(failure);
+                    }
                 },
             };
             let error = match result {
@@ -100,7 +108,7 @@ impl RequestForwarder {
                     observers.on_response(response.status());
                     // The pod accepts connections now: more may be dialled at once.
                     permit.pod.on_response();
-                    return Ok(PodResponse { response, permit });
+                    return Ok(PodResponse { response, permit, deadline });
                 }
                 Err(error) => error,
             };
@@ -166,7 +174,7 @@ impl RequestForwarder {
         timer: RequestTimer,
         observers: &mut RequestObservers,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
-        let PodResponse { mut response, permit } = pod_response;
+        let PodResponse { mut response, permit, .. } = pod_response;
         let address = permit.pod.key.address;
         let failed = |reason: String| ProxyRequestError::ExchangeFailed { address, reason };
         let status = response.status();
@@ -182,8 +190,8 @@ impl RequestForwarder {
         {
             headers::add_hsts(response.headers_mut(), policy);
         }
-        if let Some(rule) = &pending.service_match.gateway_rule {
-            rule.response_headers.apply(response.headers_mut());
+        if let Some(picked) = &pending.service_match.picked_backend {
+            picked.change_response(response.headers_mut());
         }
         if status != StatusCode::SWITCHING_PROTOCOLS && opened.is_none() {
             return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));
@@ -303,20 +311,38 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
     kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
 }
 
-/// Waits until a body that a pod waits for has to be given up: its client sends nothing more, or too many bytes are
-/// held.
-async fn wait_body_failure(
+/// Waits until an exchange has to be given up: the client sends nothing more of a body that the pod waits for, too many
+/// bytes are held, or the exchange takes too long. `idle_timer` is that of the body, with a mark of gRPC.
+async fn wait_exchange_failure(
     connection: &Arc<ClientConnection>,
-    idle_timer: &BodyIdleTimer,
-    is_grpc: bool,
+    idle_timer: Option<&(Arc<BodyIdleTimer>, bool)>,
+    deadline: Option<Instant>,
 ) -> ProxyRequestError {
     let (connections, _guard) = (connection.connections(), connection.subscribe_refusal());
     tokio::select! {
         () = connection.wait_refused() => ProxyRequestError::TooManyRequestBytes,
-        () = idle_timer.wait_idle(connections.budget.body_idle_timeout), if !is_grpc => {
+        () = wait_idle_body(idle_timer, connections.budget.body_idle_timeout) => {
             connections.count_refusal(ClientBound::BodyIdleTimeout);
             ProxyRequestError::BodyIdleTimeout
         }
+        () = wait_deadline(deadline) => ProxyRequestError::Timeout,
+    }
+}
+
+/// Waits until the client of a body has sent nothing for the time `most`, without an end for gRPC and without a body.
+async fn wait_idle_body(idle_timer: Option<&(Arc<BodyIdleTimer>, bool)>, most: Duration) {
+    match idle_timer {
+        Some((idle_timer, false)) => idle_timer.wait_idle(most).await,
+        Some((_, true)) | None => std::future::pending().await,
+    }
+}
+
+/// Waits for a deadline, without an end if there is none.
+async fn wait_deadline(deadline: Option<Instant>) {
+    match deadline {
+        // Boxed, because it is rare and would enlarge the future of every request.
+        Some(deadline) => Box::pin(sleep_until(deadline)).await,
+        None => std::future::pending().await,
     }
 }
 

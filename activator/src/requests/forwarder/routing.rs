@@ -62,7 +62,10 @@ impl RequestForwarder {
         let ServiceChoice { found, is_https, service, tag } = choice;
         let FoundService { service_match, .. } = found;
         let target = pick_target(&service, random_u64())?;
-        let settings = check_http_target(&service, target, entrypoint, Some(client.address))?;
+        let mut settings = check_http_target(&service, target, entrypoint, Some(client.address))?;
+        if let Some(limit) = service_match.rule_timeouts().request {
+            settings.timeouts.total = settings.timeouts.total.min(limit);
+        }
         let revision = Arc::clone(&target.revision);
         let client_version = head.version;
         // Interim responses are written below `hyper`, which only HTTP/1.1 allows.

@@ -9,6 +9,7 @@ use super::*;
 fn rule(path: PathMatch) -> HttpRule {
     HttpRule {
         route: NamespacedName::new("default", "shop"),
+        is_grpc: false,
         path,
         method: None,
         headers: Vec::new(),
@@ -16,6 +17,8 @@ fn rule(path: PathMatch) -> HttpRule {
         request_headers: HeaderChanges::default(),
         response_headers: HeaderChanges::default(),
         redirect: None,
+        rewrite: None,
+        timeouts: RuleTimeouts::default(),
         backends: Vec::new(),
     }
 }
@@ -81,6 +84,24 @@ fn rules_for_all_paths_take_every_path() {
     }
 }
 
+/// A server would leave the prefix that it is to stay below.
+#[test]
+fn a_rule_that_replaces_the_prefix_of_all_paths_takes_no_path_that_may_leave_it() {
+    let modifier = PathModifier::parse_prefix("/x");
+    let rewritten =
+        HttpRule { rewrite: Some(UrlRewrite { host: None, path: modifier }), ..rule(prefix("/")) };
+    let host = host(vec![rewritten]);
+    for path in ["/a/../b", "/..", "/a/%2e%2e/"] {
+        let unclear = Err(HostPathError::UnclearPath);
+        assert_eq!(found(&host, &head("GET", path, &[])), unclear, "{path}");
+    }
+    for (path, expected) in [("/a//b?c", "/x/a//b?c"), ("/", "/x/")] {
+        assert_eq!(found(&host, &head("GET", path, &[])), Ok(0), "{path}");
+        let target = host.rules[0].rewritten_target(path.as_bytes());
+        assert_eq!(target, Some(Ok(expected.as_bytes().to_vec())));
+    }
+}
+
 #[test]
 fn headers_and_parameters_are_compared_whole() {
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -103,19 +124,22 @@ fn headers_and_parameters_are_compared_whole() {
 #[test]
 fn backends_get_requests_by_their_weights() {
     let target = |at: &str| RoutedTarget::Service(NamespacedName::new("default", at));
-    let backends = vec![
-        RoutedBackend { weight: 1, target: target("0") },
-        RoutedBackend { weight: 9, target: target("1") },
-    ];
-    let rule = GatewayRule::new("*".into(), rule(prefix("/")), backends);
-    let picked = |random| match rule.pick_backend(random) {
-        Some(RoutedTarget::Service(name)) => name.name.to_string(),
+    let backend = |weight: u32, at: &str| RoutedBackend {
+        weight,
+        target: target(at),
+        request_headers: HeaderEdits::default(),
+        response_headers: HeaderEdits::default(),
+    };
+    let backends = vec![backend(1, "0"), backend(9, "1")];
+    let rule = Arc::new(GatewayRule::new("*".into(), rule(prefix("/")), backends));
+    let picked = |random| match PickedBackend::pick(&rule, random).unwrap().target() {
+        RoutedTarget::Service(name) => name.name.to_string(),
         other => panic!("{other:?}"),
     };
     let second = (0..1000).filter(|random| picked(*random) == "1").count();
     assert_eq!(second, 900);
     let none = GatewayRule::new("*".into(), self::rule(prefix("/")), Vec::new());
-    assert!(none.pick_backend(7).is_none());
+    assert!(PickedBackend::pick(&Arc::new(none), 7).is_none());
 }
 
 #[derive(Clone, Debug)]

@@ -13,11 +13,13 @@ use std::{
 use common::{
     service_routing::{NodeTopology, TopologyHints},
     wire::{
-        ConnectionPath, GatewayHostEntry, HttpRule, NamespacedName, PlainBackend, RouteBackend,
+        AppProtocol, ConnectionPath, GatewayHostEntry, HttpRule, NamespacedName, PlainBackend,
+        RouteBackend,
     },
 };
 
 use crate::{
+    edge::header_edits::HeaderEdits,
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
         route_settings::{
@@ -34,10 +36,11 @@ use crate::{
 /// Time limit of a request to a Service of the cluster, for which routes state none.
 const PLAIN_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Services of the cluster that are backends, by name and address. They keep their connections while a rule has them.
+/// Services of the cluster that are backends, by name, address and protocol: rules of an HTTPRoute and of a GRPCRoute may
+/// lead to one port in two protocols. They keep their connections while a rule has them.
 #[derive(Debug, Default)]
 pub(super) struct PlainServices {
-    services: HashMap<(NamespacedName, SocketAddr), Arc<RoutedService>>,
+    services: HashMap<(NamespacedName, SocketAddr, AppProtocol), Arc<RoutedService>>,
 }
 
 /// Returns the context of Services of the cluster. No autoscaler knows them, so their usage is reported to none.
@@ -62,6 +65,8 @@ impl PlainServices {
         let rules = entry.rules.into_iter().map(|mut rule: HttpRule| {
             let backends = std::mem::take(&mut rule.backends).into_iter().map(|it| RoutedBackend {
                 weight: it.weight.get(),
+                request_headers: HeaderEdits::new(&it.request_headers),
+                response_headers: HeaderEdits::new(&it.response_headers),
                 target: match it.target {
                     RouteBackend::Service(name) => RoutedTarget::Service(name),
                     RouteBackend::Plain(plain) => {
@@ -83,14 +88,9 @@ impl PlainServices {
         backend: &PlainBackend,
         context: &Arc<RevisionContext>,
     ) -> Arc<RoutedService> {
-        let key = (backend.name.clone(), backend.address);
-        let known = self.services.get(&key).filter(|it| it.protocol == Some(backend.protocol));
-        if let Some(known) = known {
-            return Arc::clone(known);
-        }
-        let service = Arc::new(plain_service(backend, context));
-        self.services.insert(key, Arc::clone(&service));
-        service
+        let key = (backend.name.clone(), backend.address, backend.protocol);
+        let known = self.services.entry(key);
+        Arc::clone(known.or_insert_with(|| Arc::new(plain_service(backend, context))))
     }
 
     /// Returns true without any Service.
@@ -100,7 +100,7 @@ impl PlainServices {
 
     /// Drops Services to which no rule leads any more, and that no request uses.
     pub(super) fn drop_unused(&mut self, context: &RevisionContext) {
-        self.services.retain(|(name, _), service| {
+        self.services.retain(|(name, ..), service| {
             // References are copied from here or from another reference, so that none can arise again.
             let is_used = Arc::strong_count(service) > 1;
             if !is_used {

@@ -187,7 +187,7 @@ impl RouteIndexState {
         let HostIndexEntry { service, host_index } = self.by_host.get(host)?;
         let domain_index = host_index.checked_sub(service.hosts.len());
         let service = Arc::clone(service);
-        Some(ServiceMatch { service, domain_index, gateway_rule: None })
+        Some(ServiceMatch { service, domain_index, picked_backend: None })
     }
 
     /// Rules of the Gateway API for a host. A host of a Route or DomainMapping has none, and a wildcard of the Gateway API

@@ -30,9 +30,12 @@ impl From<GatewayHostEntry> for raw::GatewayHost {
 impl TryFrom<raw::HttpRule> for HttpRule {
     type Error = WireError;
     fn try_from(message: raw::HttpRule) -> WireResult<Self> {
-        let backends = message.backends.into_iter().map(WeightedBackend::try_from);
+        let redirect = parse_redirect(message.redirect, message.path_redirect)?;
+        let (rewrite, backends) = parse_rewrite(message.rewrite, message.backends)?;
+        let backends = backends.into_iter().map(WeightedBackend::try_from);
         Ok(Self {
             route: parse_route_name(&message.route)?,
+            is_grpc: message.is_grpc,
             path: parse_path_match(&message.exact_path, &message.path_prefix)?,
             // Empty stands for all methods.
             method: Some(message.method).filter(|it| !it.is_empty()),
@@ -40,7 +43,12 @@ impl TryFrom<raw::HttpRule> for HttpRule {
             query: pairs_from_raw(message.query),
             request_headers: message.request_headers.map(Into::into).unwrap_or_default(),
             response_headers: message.response_headers.map(Into::into).unwrap_or_default(),
-            redirect: message.redirect.map(RequestRedirect::try_from).transpose()?,
+            redirect,
+            rewrite,
+            timeouts: RuleTimeouts {
+                request: parse_optional_ms(message.request_timeout_ms),
+                backend_request: parse_optional_ms(message.backend_timeout_ms),
+            },
             backends: backends.collect::<WireResult<_>>()?,
         })
     }
@@ -52,7 +60,16 @@ impl From<HttpRule> for raw::HttpRule {
             PathMatch::Exact(path) => (path.to_string(), String::new()),
             PathMatch::Prefix(prefix) => (String::new(), prefix.as_str().to_owned()),
         };
-        let changes = |it: HeaderChanges| (!it.is_empty()).then(|| it.into());
+        let has_path = value.redirect.as_ref().is_some_and(|it| it.path.is_some());
+        let redirect: Option<raw::Redirect> = value.redirect.map(Into::into);
+        let (redirect, path_redirect) = if has_path { (None, redirect) } else { (redirect, None) };
+        let has_changes = |it: &WeightedBackend| {
+            !it.request_headers.is_empty() || !it.response_headers.is_empty()
+        };
+        // Without the redirect to a path, an earlier release would choose one of the backends.
+        let is_unknown = has_path || value.backends.iter().any(has_changes);
+        let backends = value.backends.into_iter().map(Into::into).collect();
+        let (rewrite, backends) = rewrite_to_raw(value.rewrite, backends, is_unknown);
         Self {
             route: value.route.to_string(),
             exact_path,
@@ -60,12 +77,62 @@ impl From<HttpRule> for raw::HttpRule {
             method: value.method.unwrap_or_default(),
             headers: pairs_to_raw(value.headers),
             query: pairs_to_raw(value.query),
-            request_headers: changes(value.request_headers),
-            response_headers: changes(value.response_headers),
-            redirect: value.redirect.map(Into::into),
-            backends: value.backends.into_iter().map(Into::into).collect(),
+            request_headers: changes_to_raw(value.request_headers),
+            response_headers: changes_to_raw(value.response_headers),
+            redirect,
+            backends,
+            rewrite,
+            path_redirect,
+            is_grpc: value.is_grpc,
+            request_timeout_ms: value.timeouts.request.map_or(0, to_ms),
+            backend_timeout_ms: value.timeouts.backend_request.map_or(0, to_ms),
         }
     }
+}
+
+/// Parses the redirect of a rule. One with a path is in a field of its own, which an earlier release does not know.
+fn parse_redirect(
+    redirect: Option<raw::Redirect>,
+    path_redirect: Option<raw::Redirect>,
+) -> WireResult<Option<RequestRedirect>> {
+    if redirect.is_some() && path_redirect.is_some() {
+        return Err(WireError::new("rule.path_redirect", "", "must be the only redirect"));
+    }
+    redirect.or(path_redirect).map(RequestRedirect::try_from).transpose()
+}
+
+/// Returns the rewrite of a rule for the wire, and the backends beside it. The rewrite has the backends if there is one, or
+/// if the rule `is_unknown` to an earlier release: that one finds no backends then.
+fn rewrite_to_raw(
+    rewrite: Option<UrlRewrite>,
+    backends: Vec<raw::Backend>,
+    is_unknown: bool,
+) -> (Option<raw::Rewrite>, Vec<raw::Backend>) {
+    if rewrite.is_none() && (backends.is_empty() || !is_unknown) {
+        return (None, backends);
+    }
+    let (host, path) = rewrite.map_or((None, None), |it| (it.host, it.path));
+    let (host, path) = (host.unwrap_or_default(), path.map(Into::into));
+    (Some(raw::Rewrite { host, path, backends }), Vec::new())
+}
+
+/// Parses the rewrite of a rule, and returns the backends of the rule: those of the rewrite if there is one. A rewrite
+/// without host and path changes nothing, and only has the backends.
+fn parse_rewrite(
+    rewrite: Option<raw::Rewrite>,
+    backends: Vec<raw::Backend>,
+) -> WireResult<(Option<UrlRewrite>, Vec<raw::Backend>)> {
+    let Some(rewrite) = rewrite else { return Ok((None, backends)) };
+    if !backends.is_empty() {
+        let rule = "must be in the rewrite";
+        return Err(WireError::new("rule.backends", backends.len(), rule));
+    }
+    let parsed = UrlRewrite {
+        host: Some(rewrite.host).filter(|it| !it.is_empty()),
+        path: rewrite.path.map(PathModifier::try_from).transpose()?,
+    };
+    let is_change = parsed.host.is_some() || parsed.path.is_some();
+    Ok((is_change.then_some(parsed), rewrite.backends))
 }
 
 /// Parses the name of a route. As with Secrets, the API server lets a label of it be longer than those of DNS.
@@ -97,6 +164,11 @@ fn pairs_from_raw(all: Vec<raw::Header>) -> Vec<(String, String)> {
 
 fn pairs_to_raw(all: Vec<(String, String)>) -> Vec<raw::Header> {
     all.into_iter().map(|(name, value)| raw::Header { name, value }).collect()
+}
+
+/// Returns changes for the wire, which are absent if there are none.
+fn changes_to_raw(changes: HeaderChanges) -> Option<raw::HeaderChanges> {
+    (!changes.is_empty()).then(|| changes.into())
 }
 
 impl From<raw::HeaderChanges> for HeaderChanges {
@@ -131,6 +203,7 @@ impl TryFrom<raw::Redirect> for RequestRedirect {
                 0 => None,
                 port => Some(parse_port("redirect.port", port)?),
             },
+            path: message.path.map(PathModifier::try_from).transpose()?,
             status: status
                 .ok_or_else(|| WireError::new("redirect.status", message.status, rule))?,
         })
@@ -149,7 +222,38 @@ impl From<RequestRedirect> for raw::Redirect {
             host: value.host.unwrap_or_default(),
             port: value.port.map_or(0, |it| it.get().into()),
             status: value.status.into(),
+            path: value.path.map(Into::into),
         }
+    }
+}
+
+impl TryFrom<raw::PathModifier> for PathModifier {
+    type Error = WireError;
+    fn try_from(message: raw::PathModifier) -> WireResult<Self> {
+        use raw::path_modifier::Replacement;
+        let (text, parsed) = match require("path_modifier.replacement", message.replacement)? {
+            Replacement::FullPath(text) => {
+                let parsed = Self::parse_full_path(&text);
+                (text, parsed)
+            }
+            Replacement::Prefix(text) => {
+                let parsed = Self::parse_prefix(&text);
+                (text, parsed)
+            }
+        };
+        let rule = "must be the path of a URL";
+        parsed.ok_or_else(|| WireError::new("path_modifier.replacement", text, rule))
+    }
+}
+
+impl From<PathModifier> for raw::PathModifier {
+    fn from(value: PathModifier) -> Self {
+        use raw::path_modifier::Replacement;
+        let replacement = match value {
+            PathModifier::FullPath(text) => Replacement::FullPath(text.into()),
+            PathModifier::Prefix(text) => Replacement::Prefix(text.into()),
+        };
+        Self { replacement: Some(replacement) }
     }
 }
 
@@ -160,12 +264,14 @@ impl TryFrom<raw::Backend> for WeightedBackend {
         let weight = NonZeroU32::new(message.weight);
         let weight =
             weight.ok_or_else(|| WireError::new("backend.weight", 0, "must be above 0"))?;
+        let request_headers = message.request_headers.map(Into::into).unwrap_or_default();
+        let response_headers = message.response_headers.map(Into::into).unwrap_or_default();
         let target = match require("backend.target", message.target)? {
             Target::Service(name) => RouteBackend::Service(name.parse()?),
             Target::Plain(plain) => RouteBackend::Plain(plain.try_into()?),
             Target::Unresolved(_) => RouteBackend::Unresolved,
         };
-        Ok(Self { weight, target })
+        Ok(Self { weight, target, request_headers, response_headers })
     }
 }
 
@@ -177,7 +283,12 @@ impl From<WeightedBackend> for raw::Backend {
             RouteBackend::Plain(plain) => Target::Plain(plain.into()),
             RouteBackend::Unresolved => Target::Unresolved(raw::Empty {}),
         };
-        Self { weight: value.weight.get(), target: Some(target) }
+        Self {
+            weight: value.weight.get(),
+            target: Some(target),
+            request_headers: changes_to_raw(value.request_headers),
+            response_headers: changes_to_raw(value.response_headers),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Pure: conversion of the settings that hold for all services.
 
+use ipnet::IpNet;
+
 use super::{
     super::{
         EdgeSettings, GlobalSettings, HstsPolicy, LogLevel, LogLevels, RequestLogSettings,
@@ -39,20 +41,12 @@ impl From<GlobalSettings> for raw::Settings {
 impl TryFrom<raw::Edge> for EdgeSettings {
     type Error = WireError;
     fn try_from(message: raw::Edge) -> WireResult<Self> {
-        let trusted = |text: String| {
-            let error = || WireError::new("edge.trusted_proxies", &text, "must be ADDRESS/LENGTH");
-            parse_network(&text).ok_or_else(error)
-        };
         // Checked here too, although the controller checks its ConfigMap: it may be of another release.
         if let Some(bad) = message.upgrades.iter().find(|name| !is_allowed_upgrade_name(name)) {
             return Err(WireError::new("edge.upgrades", bad, "must be a protocol to switch to"));
         }
         Ok(Self {
-            trusted_proxies: message
-                .trusted_proxies
-                .into_iter()
-                .map(trusted)
-                .collect::<WireResult<_>>()?,
+            trusted_proxies: parse_networks("edge.trusted_proxies", &message.trusted_proxies)?,
             requires_proxy_protocol: message.proxy_protocol,
             allowed_upgrades: message.upgrades,
             allows_underscores: message.underscores,
@@ -65,6 +59,10 @@ impl TryFrom<raw::Edge> for EdgeSettings {
             hsts: parse_hsts("edge.hsts", &message.hsts)?,
             tls: parse_tls(message.tls13_only, &message.tls_ciphers)?,
             tcp_idle_timeout: parse_optional_ms(message.tcp_idle_ms),
+            trusted_ingresses: parse_networks(
+                "edge.trusted_ingresses",
+                &message.trusted_ingresses,
+            )?,
         })
     }
 }
@@ -82,8 +80,18 @@ impl From<EdgeSettings> for raw::Edge {
             tls13_only: value.tls.min_version == TlsMinVersion::Tls13,
             tls_ciphers: value.tls.ciphers.iter().map(|it| it.name().to_owned()).collect(),
             tcp_idle_ms: value.tcp_idle_timeout.map_or(0, to_ms),
+            trusted_ingresses: value.trusted_ingresses.iter().map(ToString::to_string).collect(),
         }
     }
+}
+
+/// Parses networks, each as `ADDRESS/LENGTH`.
+fn parse_networks(field: &'static str, texts: &[String]) -> WireResult<Vec<IpNet>> {
+    let parse = |text: &String| {
+        let error = || WireError::new(field, text, "must be ADDRESS/LENGTH");
+        parse_network(text).ok_or_else(error)
+    };
+    texts.iter().map(parse).collect()
 }
 
 /// Parses a `Strict-Transport-Security`. It may be absent, which is sent as an empty text.

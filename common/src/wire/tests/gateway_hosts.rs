@@ -9,6 +9,8 @@ fn rule() -> HttpRule {
     let backend = |weight: u32, target| WeightedBackend {
         weight: NonZeroU32::new(weight).expect("not zero"),
         target,
+        request_headers: HeaderChanges::default(),
+        response_headers: HeaderChanges::default(),
     };
     let plain = PlainBackend {
         name: name("default/db:8080"),
@@ -17,6 +19,7 @@ fn rule() -> HttpRule {
     };
     HttpRule {
         route: name("default/shop"),
+        is_grpc: false,
         path: PathMatch::parse_exact("/a/").expect("a path"),
         method: Some("GET".into()),
         headers: pair("version", "2"),
@@ -31,14 +34,34 @@ fn rule() -> HttpRule {
             is_https: Some(true),
             host: Some("b.example".into()),
             port: NonZeroU16::new(8443),
+            path: None,
             status: 301,
         }),
+        rewrite: None,
+        timeouts: RuleTimeouts::default(),
         backends: vec![
             backend(1, RouteBackend::Service(name("default/hello"))),
             backend(7, RouteBackend::Plain(plain)),
             backend(1_000_000, RouteBackend::Unresolved),
         ],
     }
+}
+
+/// Returns a rule of a GRPCRoute that changes paths and limits times, and the headers of one backend.
+fn changed_rule() -> HttpRule {
+    let changes = |name: &str| HeaderChanges { remove: vec![name.into()], ..Default::default() };
+    let mut rule = rule();
+    let path = PathModifier::parse_full_path("/c/").expect("a path");
+    rule.redirect = rule.redirect.map(|it| RequestRedirect { path: Some(path), ..it });
+    let host = Some("c.example".to_owned());
+    rule.rewrite = Some(UrlRewrite { host, path: PathModifier::parse_prefix("") });
+    rule.backends[0].request_headers = changes("e");
+    rule.backends[1].response_headers = changes("f");
+    rule.timeouts = RuleTimeouts {
+        request: Some(Duration::from_secs(10)),
+        backend_request: Some(Duration::from_millis(1)),
+    };
+    HttpRule { is_grpc: true, ..rule }
 }
 
 fn entry(key: &str) -> GatewayHostEntry {
@@ -54,7 +77,7 @@ fn entry(key: &str) -> GatewayHostEntry {
         backends: Vec::new(),
         ..rule()
     };
-    let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, empty];
+    let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, changed_rule(), empty];
     let certificate = Some(name("default/shop.tls"));
     GatewayHostEntry { key: key.parse().expect("a key"), rules, certificate }
 }
@@ -80,6 +103,35 @@ fn a_route_may_have_a_name_that_is_no_host() {
     }
 }
 
+/// An earlier release would redirect to the path of the request, perhaps without an end, or send a request to a backend
+/// with a path that is not for it. Without redirect and backends it responds with 500.
+#[test]
+fn an_earlier_release_finds_no_redirect_and_no_backends_where_paths_change() {
+    let sent = raw::HttpRule::from(changed_rule());
+    assert_eq!((sent.redirect, sent.backends), (None, Vec::new()));
+    let (_, rewritten) = (sent.path_redirect.expect("it is sent"), sent.rewrite.expect("it too"));
+    assert_eq!(rewritten.backends.len(), 3);
+    let plain = raw::HttpRule::from(rule());
+    assert_eq!((plain.path_redirect, plain.rewrite), (None, None));
+    assert_eq!(plain.backends.len(), 3);
+}
+
+/// An earlier release would leave a header in the request that the backend must not get, or ask a backend in place of the
+/// redirect.
+#[test]
+fn an_earlier_release_finds_no_backends_whose_headers_it_would_not_change() {
+    let changed = HttpRule { redirect: None, rewrite: None, ..changed_rule() };
+    let mut redirected = HttpRule { backends: rule().backends, rewrite: None, ..changed_rule() };
+    for rule in [&changed, &redirected] {
+        let sent = raw::HttpRule::from(rule.clone());
+        assert_eq!((&sent.redirect, sent.backends.len()), (&None, 0));
+        assert_eq!(sent.rewrite.as_ref().map(|it| it.backends.len()), Some(3));
+        assert_eq!(HttpRule::try_from(sent).expect("it is understood"), *rule);
+    }
+    redirected.backends.clear();
+    assert_eq!(raw::HttpRule::from(redirected).rewrite, None, "there are none to hide");
+}
+
 /// A rule of which a part is not understood would serve requests that it is not for.
 #[test]
 fn a_host_with_a_rule_that_is_not_understood_is_refused_as_a_whole() {
@@ -95,6 +147,16 @@ fn a_host_with_a_rule_that_is_not_understood_is_refused_as_a_whole() {
     assert!(refused(&|it| it.backends[0].weight = 0).contains("backend.weight"));
     assert!(refused(&|it| it.backends[0].target = None).contains("backend.target"));
     assert!(refused(&|it| it.redirect.as_mut().expect("one").status = 200).contains("status"));
+    let modifier = |text: &str| {
+        let replacement = raw::path_modifier::Replacement::FullPath(text.into());
+        Some(raw::PathModifier { replacement: Some(replacement) })
+    };
+    let path = refused(&|it| it.redirect.as_mut().expect("one").path = modifier("a"));
+    assert!(path.ends_with("must be the path of a URL"), "{path}");
+    let twice = refused(&|it| it.path_redirect = it.redirect.clone());
+    assert!(twice.contains("must be the only redirect"), "{twice}");
+    let apart = refused(&|it| it.rewrite = Some(raw::Rewrite::default()));
+    assert!(apart.contains("must be in the rewrite"), "{apart}");
 }
 
 #[test]

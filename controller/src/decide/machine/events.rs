@@ -99,6 +99,8 @@ pub enum ControllerEvent {
     LocalCertificateSigned { service: NamespacedName, material: Arc<CertificateMaterial> },
     /// True if the API server has the kinds of cert-manager, false if it has none of them.
     CertManagerFound(bool),
+    /// All Ingresses that existed when they were first listed have been observed.
+    IngressesListed,
     /// True if this replica has become the leader, false if it is no longer.
     LeadershipChanged(bool),
     /// Time has passed, and timers may be due.

@@ -9,10 +9,13 @@ use tracing::info;
 
 use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
-    decide::plan::gateway_api::{host_entries, listener_hosts, listener_secrets, plan_routes},
+    decide::plan::gateway_api::{
+        draft_routes, finish_routes, host_entries, listener_hosts, listener_secrets,
+    },
     model::{
         cluster_state::{
-            AllowedNamespaces, GATEWAY_SERVICE, GatewayState, HttpRouteState, RoutePlan, UnixMillis,
+            AllowedNamespaces, GATEWAY_SERVICE, GatewayRouteId, GatewayRouteKind,
+            GatewayRouteState, GatewayState, RouteClaims, RoutePlan, UnixMillis,
         },
         object::{ObjectPart, ObjectPartKey, ResourceKind},
     },
@@ -70,25 +73,35 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Handles an HTTPRoute; `None`: it was deleted.
-    pub(super) fn observe_http_route(
+    /// Handles an HTTPRoute or GRPCRoute; `None`: it was deleted.
+    pub(super) fn observe_gateway_route(
         &mut self,
-        name: &NamespacedName,
+        resource: ResourceKind,
+        name: NamespacedName,
         object: Option<&Value>,
         now: UnixMillis,
     ) {
+        let Some(kind) = GatewayRouteKind::of(resource) else { return };
+        let id = GatewayRouteId { kind, name };
         let routes = &mut self.cluster.gateway_api.routes;
-        let previous = routes.remove(name).map(|it| it.plan).unwrap_or_default();
+        let previous = routes.remove(&id).map(|it| it.plan).unwrap_or_default();
         match object {
             Some(object) => {
-                let route = observe::read_http_route(object);
-                routes.insert(name.clone(), HttpRouteState { plan: previous, ..route });
-                self.replan_routes(&BTreeSet::from([name.clone()]), now);
+                let route = observe::read_gateway_route(kind, object);
+                routes.insert(id.clone(), GatewayRouteState { plan: previous, ..route });
+                self.replan_routes(&BTreeSet::from([id]), now);
             }
             None => {
-                self.move_route_hosts(name, &previous.hosts, &BTreeSet::new());
+                self.move_route_hosts(&id, &previous.hosts, &BTreeSet::new());
                 self.check_parents(&previous);
                 self.update_gateway_hosts(previous.hosts);
+                // Routes of the other kind may have its hosts now.
+                let gone = [(id, UnixMillis::default(), RouteClaims::new())];
+                let mut freed = self.cluster.gateway_api.claims.update(gone);
+                freed.retain(|it| self.cluster.gateway_api.routes.contains_key(it));
+                if !freed.is_empty() {
+                    self.replan_routes(&freed, now);
+                }
             }
         }
     }
@@ -199,18 +212,25 @@ impl ControllerStateMachine {
         let keys = &mut self.effects.changed_keys;
         keys.extend(gateway_api.classes.keys().map(class_key));
         keys.extend(gateways.map(|it| status_key(ResourceKind::Gateway, it)));
-        keys.extend(routes.map(|it| status_key(ResourceKind::HttpRoute, it)));
+        keys.extend(routes.map(route_key));
     }
 
-    /// Plans routes, and puts their hosts into the RouteTable.
-    fn replan_routes(&mut self, names: &BTreeSet<NamespacedName>, now: UnixMillis) {
+    /// Plans routes with those that they may keep from a host or leave one, and puts their hosts into the RouteTable.
+    fn replan_routes(&mut self, ids: &BTreeSet<GatewayRouteId>, now: UnixMillis) {
         if self.is_loading {
             return;
         }
+        let mut drafts = draft_routes(&self.cluster, ids);
+        let claims = drafts.iter().map(|(id, draft)| (id.clone(), draft.created(), draft.claims()));
+        let mut others = self.cluster.gateway_api.claims.update(claims);
+        others.retain(|id| !drafts.contains_key(id));
+        if !others.is_empty() {
+            drafts.extend(draft_routes(&self.cluster, &others));
+        }
         let mut changed_hosts = BTreeSet::new();
-        for (name, next) in plan_routes(&self.cluster, names, now) {
-            self.effects.changed_keys.push(status_key(ResourceKind::HttpRoute, name.clone()));
-            let Some(route) = self.cluster.gateway_api.routes.get(&name) else { continue };
+        for (id, next) in finish_routes(&self.cluster, drafts, now) {
+            self.effects.changed_keys.push(route_key(id.clone()));
+            let Some(route) = self.cluster.gateway_api.routes.get(&id) else { continue };
             // The time of an unchanged plan stays.
             if (RoutePlan { since: route.plan.since, ..next.clone() }) == route.plan {
                 continue;
@@ -218,10 +238,10 @@ impl ControllerStateMachine {
             let previous = route.plan.clone();
             self.check_parents(&previous);
             self.check_parents(&next);
-            self.move_route_hosts(&name, &previous.hosts, &next.hosts);
+            self.move_route_hosts(&id, &previous.hosts, &next.hosts);
             changed_hosts.extend(previous.hosts.into_iter().chain(next.hosts.iter().cloned()));
-            info!(route = %name, hosts = next.hosts.len(), rules = next.rules.len(), "route planned");
-            if let Some(route) = self.cluster.gateway_api.routes.get_mut(&name) {
+            info!(route = %id, hosts = next.hosts.len(), rules = next.rules.len(), "route planned");
+            if let Some(route) = self.cluster.gateway_api.routes.get_mut(&id) {
                 route.plan = next;
             }
         }
@@ -238,7 +258,7 @@ impl ControllerStateMachine {
     /// Records the hosts for which a route has rules.
     fn move_route_hosts(
         &mut self,
-        route: &NamespacedName,
+        route: &GatewayRouteId,
         before: &BTreeSet<GatewayHostKey>,
         after: &BTreeSet<GatewayHostKey>,
     ) {
@@ -267,7 +287,7 @@ impl ControllerStateMachine {
                 changed.insert(key.clone());
             }
         }
-        let is_over = |key: &&GatewayHostKey, routes: Option<&BTreeSet<NamespacedName>>| {
+        let is_over = |key: &&GatewayHostKey, routes: Option<&BTreeSet<GatewayRouteId>>| {
             routes.is_some_and(BTreeSet::is_empty) && !of_listeners.contains(*key)
         };
         let over: Vec<GatewayHostKey> =
@@ -297,6 +317,10 @@ impl ControllerStateMachine {
 
 fn class_key(name: &SmolStr) -> ObjectPartKey {
     status_key(ResourceKind::GatewayClass, NamespacedName::new("", name.clone()))
+}
+
+fn route_key(id: GatewayRouteId) -> ObjectPartKey {
+    status_key(id.kind.resource(), id.name)
 }
 
 fn status_key(resource: ResourceKind, name: NamespacedName) -> ObjectPartKey {

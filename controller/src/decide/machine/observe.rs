@@ -80,7 +80,10 @@ impl ControllerStateMachine {
             ResourceKind::ReferenceGrant => self.observe_reference_grant(name, object, now),
             ResourceKind::GatewayClass => self.observe_gateway_class(&name.name, object, now),
             ResourceKind::Gateway => self.observe_gateway(name, object, now),
-            ResourceKind::HttpRoute => self.observe_http_route(&name, object, now),
+            ResourceKind::HttpRoute | ResourceKind::GrpcRoute => {
+                self.observe_gateway_route(resource, name, object, now);
+            }
+            ResourceKind::Ingress => self.observe_ingress(&name, object, now),
             // These kinds are only written.
             ResourceKind::ServerlessService | ResourceKind::Metric | ResourceKind::Image => {}
         }
@@ -202,9 +205,9 @@ impl ControllerStateMachine {
 
     fn observe_route(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let mut referred_apps = self.remove_route_references(&name);
-        if let Some(object) = object {
-            referred_apps.extend(self.add_route_references(&name, &observe::read_route(object)));
-        }
+        let spec = object.map(observe::read_route);
+        let named_apps = spec.map(|it| self.add_route_references(&name, &it)).unwrap_or_default();
+        referred_apps.extend(named_apps.iter().cloned());
         let route_name = name.clone();
         self.change_app(name, now, |app, cluster| {
             let previous = app.route.take();
@@ -223,6 +226,7 @@ impl ControllerStateMachine {
                         true => RouteState {
                             traffic: previous.traffic,
                             rollout: previous.rollout,
+                            ingress_class: previous.ingress_class,
                             ..route
                         },
                         false => route,
@@ -238,6 +242,7 @@ impl ControllerStateMachine {
         for other in referred_apps {
             self.reconcile_app(&other, now);
         }
+        self.check_targets(&named_apps);
     }
 
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
@@ -353,6 +358,7 @@ impl ControllerStateMachine {
                 let keys = part_keys::certificate_keys(&owner_app, app, &self.cluster);
                 self.effects.changed_keys.extend(keys);
             }
+            self.check_ingress(&owner_app);
             if !planned {
                 self.reconcile_app(&owner_app, now);
             }

@@ -71,10 +71,11 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Plans an app. Its URLs depend on certificates too, and they are not a part of its state.
+    /// Plans an app. Its URLs and its Ingress depend on certificates too, and they are not a part of its state.
     fn follow_request_of_app(&mut self, app: &NamespacedName, now: UnixMillis) {
         self.reconcile_app(app, now);
         self.effects.changed_keys.extend(part_keys::status_keys(app));
+        self.check_ingress(app);
     }
 
     /// Plans the owners of requested certificates whose Secrets have another state now.

@@ -79,6 +79,7 @@ fn changed_knative_keys(
         return keys;
     }
     keys.extend(part_keys::status_keys(name));
+    keys.extend(part_keys::ingress_key(name, after, cluster));
     // A scale that was decided while the owner was being deleted was not written, and nothing else would name it again.
     let is_freed = |revision: &AppRevision| {
         part_keys::is_scaled(cluster, name, after, revision)

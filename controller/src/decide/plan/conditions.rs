@@ -3,7 +3,7 @@
 
 use common::wire::{ClientComponent, NamespacedName};
 
-use super::{PlanTimer, host_certificates, placeholder_name, routes::route_host};
+use super::{PlanTimer, host_certificates, ingresses, placeholder_name, routes::route_host};
 use crate::{
     decide::service_children::applied_object_hash,
     model::{
@@ -81,6 +81,8 @@ pub(super) fn update_route(
             "RolloutInProgress",
             "A gradual rollout of the latest revision(s) is in progress.",
         )))
+    } else if let Some(status) = ingresses::unready_front(app, name, cluster) {
+        status
     } else if app.conditions.is_true(ConditionType::RouteIngress) {
         ConditionStatus::True(None)
     } else {
@@ -96,7 +98,8 @@ pub(super) fn update_route(
     app.conditions.set(ConditionType::RouteReady, ready, now);
 }
 
-fn ingress_not_configured() -> ConditionStatus {
+/// Returns the status of a Route that is not served yet.
+pub(super) fn ingress_not_configured() -> ConditionStatus {
     let message = "Ingress has not yet been reconciled.";
     ConditionStatus::Unknown(Some(ConditionReason::new("IngressNotConfigured", message)))
 }

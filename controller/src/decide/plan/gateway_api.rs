@@ -5,8 +5,8 @@ use std::{cmp::Reverse, collections::BTreeSet};
 use common::wire::{GatewayHostEntry, GatewayHostKey, HttpRule, NamespacedName, PathMatch};
 
 use crate::model::cluster_state::{
-    ClusterState, GATEWAY_GROUP, GatewayClassState, GatewayState, ListenerSpec, ParentPlan,
-    PlannedCondition, UnixMillis,
+    ClusterState, GATEWAY_GROUP, GatewayClassState, GatewayRouteKind, GatewayState, ListenerSpec,
+    ParentPlan, PlannedCondition, UnixMillis,
 };
 
 mod certificates;
@@ -16,7 +16,7 @@ mod routes;
 pub use certificates::listener_secrets;
 pub use hosts::listener_hosts;
 use hosts::{UsableListener, usable_listeners};
-pub use routes::plan_routes;
+pub use routes::{RouteDraft, draft_routes, finish_routes};
 
 /// Port of listeners with the protocol HTTP: the gateway has no other.
 const HTTP_PORT: u16 = 80;
@@ -24,8 +24,6 @@ const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 /// Protocol of listeners whose TLS the gateway ends.
 pub(super) const HTTPS: &str = "HTTPS";
-/// Kind of routes that listeners take.
-pub const ROUTE_KIND: &str = "HTTPRoute";
 
 /// Plan of a Gateway: its conditions, and those of its listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +39,8 @@ pub struct GatewayPlan {
 pub struct ListenerPlan {
     /// True if routes may attach, and are served.
     pub is_usable: bool,
-    /// True if it takes HTTPRoutes.
-    pub takes_http_routes: bool,
+    /// Kinds of routes that it takes.
+    pub kinds: &'static [GatewayRouteKind],
     /// Conditions `Accepted`, `Conflicted`, `ResolvedRefs` and `Programmed`.
     pub conditions: [PlannedCondition; 4],
 }
@@ -65,6 +63,9 @@ pub fn plan_gateway(
     let class = cluster.gateway_api.classes.get(&gateway.class);
     let refusal = if class.is_some_and(|it| it.has_parameters) {
         Some(("InvalidParameters", "its GatewayClass is not accepted".to_owned()))
+    } else if gateway.has_parameters {
+        let message = "Rouse has no parameters: remove spec.infrastructure.parametersRef";
+        Some(("InvalidParameters", message.to_owned()))
     } else if gateway.has_addresses {
         let message = "all Gateways have the addresses of the gateway: remove spec.addresses";
         Some(("UnsupportedAddress", message.to_owned()))
@@ -114,14 +115,12 @@ fn plan_listener(
     } else {
         PlannedCondition::failed("Conflicted", "NoConflicts", "")
     };
-    let is_http_route =
-        |(group, kind): &(Box<str>, Box<str>)| **group == *GATEWAY_GROUP && **kind == *ROUTE_KIND;
-    let kinds = &listener.kinds;
-    let takes_http_routes = kinds.is_empty() || kinds.iter().any(is_http_route);
+    let kinds = taken_kinds(listener);
     let certificate = certificates::listener_certificate(cluster, name, listener);
     let is_certified = !accepted.is_true || certificate.is_ok();
     let state = certificate.and_then(|it| certificates::check_certificate(cluster, it.as_ref()));
-    let resolved = match (kinds.iter().find(|it| !is_http_route(it)), state) {
+    let is_route = |it: &RouteGroupKind| GatewayRouteKind::ALL.iter().any(|kind| names(it, *kind));
+    let resolved = match (listener.kinds.iter().find(|it| !is_route(it)), state) {
         (Some((_, kind)), _) => {
             let message = format!("routes of kind {kind} are not supported");
             PlannedCondition::failed("ResolvedRefs", "InvalidRouteKinds", message)
@@ -132,15 +131,36 @@ fn plan_listener(
         (None, Ok(()) | Err(_)) => PlannedCondition::met("ResolvedRefs", "ResolvedRefs"),
     };
     let is_usable =
-        accepted.is_true && !conflicted.is_true && takes_http_routes && is_certified && !is_refused;
+        accepted.is_true && !conflicted.is_true && !kinds.is_empty() && is_certified && !is_refused;
     let programmed = if is_usable && resolved.is_true {
         PlannedCondition::met("Programmed", "Programmed")
     } else {
         PlannedCondition::failed("Programmed", "Invalid", "the listener is not valid")
     };
-    let takes_http_routes = takes_http_routes && ["HTTP", HTTPS].contains(&&*listener.protocol);
     let conditions = [accepted, conflicted, resolved, programmed];
-    ListenerPlan { is_usable, takes_http_routes, conditions }
+    ListenerPlan { is_usable, kinds, conditions }
+}
+
+/// Group and kind of routes, as a listener names them.
+type RouteGroupKind = (Box<str>, Box<str>);
+
+fn names((group, name): &RouteGroupKind, kind: GatewayRouteKind) -> bool {
+    **group == *GATEWAY_GROUP && **name == *kind.name()
+}
+
+/// Returns the kinds of routes that a listener takes: those that it names, or all that its protocol has.
+fn taken_kinds(listener: &ListenerSpec) -> &'static [GatewayRouteKind] {
+    if !["HTTP", HTTPS].contains(&&*listener.protocol) {
+        return &[];
+    }
+    let named = &listener.kinds;
+    let takes = |kind| named.is_empty() || named.iter().any(|it| names(it, kind));
+    match (takes(GatewayRouteKind::Http), takes(GatewayRouteKind::Grpc)) {
+        (true, true) => &GatewayRouteKind::ALL,
+        (true, false) => &[GatewayRouteKind::Http],
+        (false, true) => &[GatewayRouteKind::Grpc],
+        (false, false) => &[],
+    }
 }
 
 /// Plans the condition `Accepted` of a listener.
@@ -206,26 +226,27 @@ fn host_entry_at(
     key: &GatewayHostKey,
 ) -> Option<GatewayHostEntry> {
     let routes = cluster.gateway_api.hosts.get(key)?;
-    let routes = routes.iter().filter_map(|name| cluster.gateway_api.routes.get(name));
+    let routes = routes.iter().filter_map(|id| cluster.gateway_api.routes.get(id));
     let mut rules: Vec<(UnixMillis, usize, &HttpRule)> = Vec::new();
     for route in routes {
         let own = route.plan.rules.iter().enumerate();
         rules.extend(own.map(|(at, rule)| (route.meta.created, at, rule)));
     }
-    rules.sort_by_key(precedence);
+    rules.sort_by_cached_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
     let certificate = certificates::host_certificate(cluster, listeners, key);
     Some(GatewayHostEntry { key: key.clone(), rules, certificate })
 }
 
 /// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches: exact paths,
-/// long prefixes, a method, more headers, more parameters, older routes, names, and the order in the route.
-fn precedence<'a>((created, at, rule): &(UnixMillis, usize, &'a HttpRule)) -> impl Ord + use<'a> {
+/// long prefixes, a method, more headers, more parameters, older routes, `namespace/name`, and the order in the route.
+/// The order of GRPCRoutes is the same: of calls that fit, a method has the exact path, and all have one service.
+fn precedence((created, at, rule): &(UnixMillis, usize, &HttpRule)) -> impl Ord + use<> {
     let is_exact = matches!(rule.path, PathMatch::Exact(_));
     let length = match &rule.path {
         PathMatch::Exact(path) => path.len(),
         PathMatch::Prefix(prefix) => prefix.as_str().len(),
     };
     let conditions = (rule.method.is_some(), rule.headers.len(), rule.query.len());
-    (Reverse((is_exact, length, conditions)), *created, &rule.route, *at)
+    (Reverse((is_exact, length, conditions)), *created, rule.route.to_string(), *at)
 }

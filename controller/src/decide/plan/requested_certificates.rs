@@ -24,6 +24,9 @@ use crate::{
     },
 };
 
+/// Path below which authorities ask for tokens (RFC 8555, section 8.3).
+pub const CHALLENGE_PATH: &str = "/.well-known/acme-challenge";
+
 /// A certificate that is to be requested, by an object of the group `networking.internal.knative.dev`. Its Secret has
 /// the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use tracing::debug;
 
 use super::{
     RevisionPlanContext, ServingAddresses, domain_mappings, gateway_ports, host_certificates,
-    local_tls, readiness, requested_certificates, revision_conditions, scale, standby, traffic,
+    ingresses, local_tls, readiness, requested_certificates, revision_conditions, scale, standby,
+    traffic,
 };
 use crate::{
     decide::host_names::{HostNameRules, RouteHost, RouteHostInputs},
@@ -44,10 +45,13 @@ pub(super) fn route_subjects(
     let pairs = || app.revisions.iter().zip(templates);
     // A Revision in reserve without pods is left out: no Route names it, and nothing of it runs. One that has not
     // reached its initial scale is in the table, since the autoscaler must start it.
+    // Another ingress may send requests to a Revision for a while after its Route has left it.
+    let is_fronted = ingresses::is_fronted(app, name, cluster);
     let shown = |pair: &&(&AppRevision, &Arc<ParsedTemplate>)| {
         let starts = !pair.0.scaling.initial_scale_reached && !is_leaving;
         let has_pods = !pair.0.pods.is_empty();
-        has_pods || !pair.0.is_deleted && (pair.0.routing.state != RoutingState::Reserve || starts)
+        let is_routed = is_fronted || pair.0.routing.state != RoutingState::Reserve;
+        has_pods || !pair.0.is_deleted && (is_routed || starts)
     };
     for (revision, template) in pairs().filter(|it| shown(&it)) {
         let labels = || template.pod_labels(name, revision);
@@ -178,7 +182,8 @@ fn service_subject(
         false => gateway_rules(allocation, app, name, &service_name, cluster),
     };
     let public_host = public_host(allocation.tag.as_deref(), app, name, cluster)
-        .filter(|host| !is_tcp && !has_domain(rules.as_deref(), host));
+        .filter(|_| !is_tcp && ingresses::is_served_by_gateway(app))
+        .filter(|host| !has_domain(rules.as_deref(), host));
     // Requests for a service without targets get 503 at once.
     let targets = if fails_fast { Vec::new() } else { shares.iter().map(target).collect() };
     let addresses = settings.cluster_ips(&allocation.cluster_ips);
@@ -233,7 +238,7 @@ fn awaits_agents(app: &AppState, cluster: &ClusterState) -> bool {
 }
 
 /// Returns the Revisions behind a Route's own name or the name of a tag, each with its percent.
-fn name_shares<'a>(app: &'a AppState, tag: Option<&str>) -> Vec<(&'a str, u8)> {
+pub(super) fn name_shares<'a>(app: &'a AppState, tag: Option<&str>) -> Vec<(&'a str, u8)> {
     let Some(tag) = tag else { return traffic::revision_shares(app.traffic()) };
     let tagged = app.traffic().iter().find(|it| it.tag.as_deref() == Some(tag));
     tagged.map(|it| (&*it.revision_name, 100)).into_iter().collect()
@@ -357,7 +362,7 @@ fn own_host_with_certificate(
     name: &NamespacedName,
     cluster: &ClusterState,
 ) -> Option<(String, NamespacedName)> {
-    if !requested_certificates::is_enabled(cluster) {
+    if !requested_certificates::is_enabled(cluster) || !ingresses::is_served_by_gateway(app) {
         return None;
     }
     let host = public_host(allocation.tag.as_deref(), app, name, cluster)?;

@@ -256,6 +256,9 @@ pub struct RouteState {
     pub traffic: Vec<AssignedTraffic>,
     /// State of a gradual rollout, while one lasts.
     pub rollout: Option<Box<Rollout>>,
+    /// Class of another ingress that fronts the Route's public hosts; `None`: the gateway of Rouse serves them, also
+    /// while another ingress is about to take them over.
+    pub ingress_class: Option<Box<str>>,
     /// Reason why one of the Route's names is not available to it.
     pub blocked_reason: Option<Box<ConditionReason>>,
     /// Hash of the desired object last applied, where a Service of Kubernetes owns the Route.

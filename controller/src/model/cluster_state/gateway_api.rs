@@ -8,13 +8,19 @@ use std::{
 
 use common::wire::{
     AppProtocol, GatewayHostKey, HeaderChanges, HttpRule, NamespacedName, PathMatch,
-    RequestRedirect,
+    RequestRedirect, RuleTimeouts, UrlRewrite,
 };
 use kube::core::Selector;
 use serde_json::Value;
 use smol_str::SmolStr;
 
 use super::{ObjectMetaSummary, UnixMillis};
+
+mod host_claims;
+mod route_kind;
+
+pub use host_claims::{HostClaims, RouteClaims, RouteRejections};
+pub use route_kind::{GatewayRouteId, GatewayRouteKind};
 
 /// Name by which GatewayClasses choose Rouse (`spec.controllerName`), and by which statuses name it.
 pub const GATEWAY_CONTROLLER: &str = "rouse.dev/gateway";
@@ -28,8 +34,8 @@ pub struct ObservedGatewayApi {
     pub classes: BTreeMap<SmolStr, GatewayClassState>,
     /// Gateways of all classes: a class may be made after them.
     pub gateways: BTreeMap<NamespacedName, GatewayState>,
-    /// HTTPRoutes, of whatever Gateway.
-    pub routes: BTreeMap<NamespacedName, HttpRouteState>,
+    /// HTTPRoutes and GRPCRoutes, of whatever Gateway.
+    pub routes: BTreeMap<GatewayRouteId, GatewayRouteState>,
     /// ReferenceGrants of all namespaces.
     pub grants: BTreeMap<NamespacedName, ReferenceGrant>,
     /// Services of the cluster that are neither a Route's nor a Revision's.
@@ -37,7 +43,9 @@ pub struct ObservedGatewayApi {
     /// Addresses of the gateway, which each Gateway has.
     pub addresses: Vec<GatewayServiceAddress>,
     /// Hosts that listeners and routes have now, each with the routes that have rules for it.
-    pub hosts: BTreeMap<GatewayHostKey, BTreeSet<NamespacedName>>,
+    pub hosts: BTreeMap<GatewayHostKey, BTreeSet<GatewayRouteId>>,
+    /// Hosts that routes have at listeners, also where another route keeps them from it.
+    pub claims: HostClaims,
 }
 
 /// A GatewayClass that chooses Rouse.
@@ -60,6 +68,8 @@ pub struct GatewayState {
     pub meta: ObjectMetaSummary,
     /// Name of its class.
     pub class: SmolStr,
+    /// True if it names parameters, of which Rouse has none.
+    pub has_parameters: bool,
     /// True if it asks for addresses of its own.
     pub has_addresses: bool,
     /// Listeners, in the order of the spec.
@@ -111,9 +121,9 @@ pub enum AllowedNamespaces {
     Selected(Option<Selector>),
 }
 
-/// An HTTPRoute.
+/// An HTTPRoute or a GRPCRoute.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HttpRouteState {
+pub struct GatewayRouteState {
     /// Metadata of the object.
     pub meta: ObjectMetaSummary,
     /// Parents that it asks to attach to.
@@ -156,6 +166,10 @@ pub struct RouteRuleSpec {
     pub response_headers: HeaderChanges,
     /// Redirect; `None`: a backend responds.
     pub redirect: Option<RequestRedirect>,
+    /// Change of the URL of requests; `None`: it stays.
+    pub rewrite: Option<UrlRewrite>,
+    /// Timeouts of requests.
+    pub timeouts: RuleTimeouts,
     /// Backends that share the requests by weight.
     pub backends: Vec<BackendSpec>,
 }
@@ -184,6 +198,10 @@ pub struct BackendSpec {
     pub name: NamespacedName,
     /// Port of the Service.
     pub port: Option<NonZeroU16>,
+    /// Changes of the headers of its requests.
+    pub request_headers: HeaderChanges,
+    /// Changes of the headers of its responses.
+    pub response_headers: HeaderChanges,
 }
 
 /// Group, kind and name of an object that a ReferenceGrant permits to name; without a name: all of the kind.
@@ -203,8 +221,19 @@ pub struct ReferenceGrant {
 pub struct BackendService {
     /// ClusterIP; `None`: it has none.
     pub address: Option<IpAddr>,
-    /// TCP ports, each with its protocol. `None`: Rouse does not speak the protocol.
-    pub ports: Box<[(NonZeroU16, Option<AppProtocol>)]>,
+    /// TCP ports, each with its protocol.
+    pub ports: Box<[(NonZeroU16, BackendProtocol)]>,
+}
+
+/// Protocol of a Service's port, by its `appProtocol`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendProtocol {
+    /// The port states none: it is the usual one of the route that leads to it.
+    Unstated,
+    /// Protocol that the port states.
+    Stated(AppProtocol),
+    /// Protocol that Rouse does not speak.
+    Unknown,
 }
 
 /// Address at which clients reach the gateway.
@@ -288,12 +317,12 @@ impl ObservedGatewayApi {
     }
 
     /// Returns the routes of Rouse's Gateways with a rule that names a Service.
-    pub fn routes_to(&self, service: &NamespacedName) -> BTreeSet<NamespacedName> {
-        let names_it = |route: &HttpRouteState| {
+    pub fn routes_to(&self, service: &NamespacedName) -> BTreeSet<GatewayRouteId> {
+        let names_it = |route: &GatewayRouteState| {
             let mut backends = route.rules.iter().flatten().flat_map(|it| &it.backends);
             !route.plan.parents.is_empty() && backends.any(|it| it.name == *service)
         };
-        self.routes.iter().filter(|(_, it)| names_it(it)).map(|(name, _)| name.clone()).collect()
+        self.routes.iter().filter(|(_, it)| names_it(it)).map(|(id, _)| id.clone()).collect()
     }
 
     /// Returns true if a grant of the namespace of `to` lets objects of the Gateway API of this kind and namespace name

@@ -11,6 +11,7 @@ use common::{
         is_allowed_upgrade_name, is_secret_name, parse_network,
     },
 };
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt as _};
 
@@ -28,6 +29,8 @@ pub const DOMAIN_TEMPLATE: &str = "{{.Name}}.{{.Namespace}}.{{.Domain}}";
 pub const TAG_TEMPLATE: &str = "{{.Tag}}-{{.Name}}";
 /// Class of the certificates that the controller requests from cert-manager (`CertManagerCertificateClassName`).
 pub const CERT_MANAGER_CLASS: &str = "cert-manager.certificate.networking.knative.dev";
+/// Class of ingresses that is Rouse's own gateway.
+pub const OWN_INGRESS_CLASS: &str = "rouse.ingress.networking.knative.dev";
 /// Reason for which `system-internal-tls` has no effect.
 const NO_SYSTEM_TLS: &str = "streams between Rouse's components always have TLS, and requests to pods have none, since \
                              no sidecar could end it: encrypt in the network of the pods";
@@ -80,6 +83,9 @@ pub struct NetworkConfig {
     pub cluster_local_domain_tls: bool,
     /// `certificate-class` of requested certificates. Default [`CERT_MANAGER_CLASS`].
     pub certificate_class: String,
+    /// `ingress-class`: ingress that fronts the public hosts of Routes without an annotation, if one is
+    /// [trusted](Self::trusts_ingresses). Default [`OWN_INGRESS_CLASS`].
+    pub ingress_class: String,
     /// `namespace-wildcard-cert-selector`: namespaces with one certificate for all their hosts. Default none.
     pub wildcard_namespaces: Option<LabelSelector>,
     /// Rouse's own settings of gateways: `rouse.dev.trusted-proxies`, networks separated by commas, default none;
@@ -87,7 +93,8 @@ pub struct NetworkConfig {
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
     /// redirects to HTTPS, default that of the activator; `rouse.dev.hsts`, `Strict-Transport-Security`, default none;
     /// `rouse.dev.tls-min-version`, default 1.2; `rouse.dev.tls-ciphers`, IANA names separated by commas, default all.
-    /// `rouse.dev.tcp-idle-timeout`, the idle deadline of raw TCP from outside, default none. Its `certificates` are
+    /// `rouse.dev.tcp-idle-timeout`, the idle deadline of raw TCP from outside, default none.
+    /// `rouse.dev.trusted-ingresses`, networks whose headers choose a Revision, default none. Its `certificates` are
     /// empty here.
     pub edge: EdgeSettings,
     /// `rouse.dev.gateway-ports`, Rouse's own: gateway ports that services may have, as ports and ranges separated by
@@ -109,6 +116,7 @@ impl Default for NetworkConfig {
             external_domain_tls: false,
             cluster_local_domain_tls: false,
             certificate_class: CERT_MANAGER_CLASS.into(),
+            ingress_class: OWN_INGRESS_CLASS.into(),
             wildcard_namespaces: None,
             edge: EdgeSettings::default(),
             gateway_ports: PortRanges::default(),
@@ -122,6 +130,11 @@ impl NetworkConfig {
         let selector = self.wildcard_namespaces.clone().map(Selector::try_from);
         selector.is_some_and(|it| it.is_ok_and(|selector| selector.matches(labels)))
     }
+
+    /// Returns true if an ingress of another controller is trusted. Without one, Rouse's gateway serves all Routes.
+    pub fn trusts_ingresses(&self) -> bool {
+        !self.edge.trusted_ingresses.is_empty()
+    }
 }
 
 impl ConfigMapSettings for NetworkConfig {
@@ -129,7 +142,6 @@ impl ConfigMapSettings for NetworkConfig {
 
     fn read(keys: &mut ConfigMapReader<'_>) -> Self {
         accept_older_keys(keys);
-        keys.warn_unless_usual("ingress-class", &[], "one gateway serves every class");
         accept_system_tls_keys(keys);
         accept_mesh_keys(keys);
         let mut it = Self { cluster_local_domain_tls: read_local_tls(keys), ..Self::default() };
@@ -145,6 +157,7 @@ impl ConfigMapSettings for NetworkConfig {
         it.certificate_class = read_certificate_class(keys);
         it.wildcard_namespaces = read_wildcard_selector(keys);
         it.edge = read_edge_settings(keys);
+        it.ingress_class = read_ingress_class(keys, &it.edge);
         it.gateway_ports = read_gateway_ports(keys);
         it
     }
@@ -186,6 +199,21 @@ fn read_certificate_class(keys: &mut ConfigMapReader<'_>) -> String {
     let mut class = String::new();
     keys.read_text("certificate-class", &mut class);
     if class.is_empty() { CERT_MANAGER_CLASS.into() } else { class }
+}
+
+/// Reads the class of ingresses. The gateway serves any class until another ingress is trusted.
+fn read_ingress_class(keys: &mut ConfigMapReader<'_>, edge: &EdgeSettings) -> String {
+    let mut class = String::new();
+    keys.read_text("ingress-class", &mut class);
+    if class.is_empty() {
+        return OWN_INGRESS_CLASS.into();
+    }
+    if class != OWN_INGRESS_CLASS && edge.trusted_ingresses.is_empty() {
+        keys.add_warning(format!(
+            "ingress-class = {class:?} has no effect without rouse.dev.trusted-ingresses: the gateway serves all Routes"
+        ));
+    }
+    class
 }
 
 /// Reads the switch of requested certificates. Knative treats any value but `enabled` as off, so none is refused.
@@ -408,12 +436,7 @@ fn read_tls(keys: &mut ConfigMapReader<'_>) -> TlsSettings {
 fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";
-    for text in split_list(keys, key) {
-        match parse_network(text) {
-            Some(net) => it.trusted_proxies.push(net),
-            None => keys.add_error(format!("{key} has {text:?}, must be ADDRESS/LENGTH")),
-        }
-    }
+    it.trusted_proxies = read_networks(keys, key);
     // A network of all addresses is valid, but then headers of any client count as those of a proxy.
     if it.trusted_proxies.iter().any(|net| net.prefix_len() == 0) {
         keys.add_warning(format!(
@@ -442,7 +465,30 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     it.hsts = read_hsts(keys);
     it.tls = read_tls(keys);
     it.tcp_idle_timeout = read_tcp_idle_timeout(keys);
+    it.trusted_ingresses = read_trusted_ingresses(keys);
     it
+}
+
+/// Reads the networks of trusted ingresses. One of all addresses is valid, but then any client counts as an ingress.
+fn read_trusted_ingresses(keys: &mut ConfigMapReader<'_>) -> Vec<IpNet> {
+    let key = "rouse.dev.trusted-ingresses";
+    let networks = read_networks(keys, key);
+    if networks.iter().any(|net| net.prefix_len() == 0) {
+        keys.add_warning(format!("{key} trusts every client: each may choose any Revision"));
+    }
+    networks
+}
+
+/// Reads networks, separated by commas or white space.
+fn read_networks(keys: &mut ConfigMapReader<'_>, key: &'static str) -> Vec<IpNet> {
+    let mut networks = Vec::new();
+    for text in split_list(keys, key) {
+        match parse_network(text) {
+            Some(net) => networks.push(net),
+            None => keys.add_error(format!("{key} has {text:?}, must be ADDRESS/LENGTH")),
+        }
+    }
+    networks
 }
 
 /// Reads the idle deadline of raw TCP from outside. 0 and an empty text mean none.

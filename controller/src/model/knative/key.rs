@@ -60,6 +60,12 @@ pub const HTTP_PROTOCOL: [&str; 3] = [
 /// Ingress implementation that serves the Route's names.
 pub const INGRESS_CLASS: [&str; 2] =
     ["networking.knative.dev/ingress-class", "networking.knative.dev/ingress.class"];
+/// Class on Ingresses, in the spelling that controllers of ingresses read.
+pub const CLASS_OF_INGRESS: &str = "networking.knative.dev/ingress.class";
+/// Annotation of an Ingress: hash of its spec.
+pub const INGRESS_SPEC: &str = "rouse.dev/ingress-spec";
+/// Annotation in a Route's status: the class of another ingress that fronts its public hosts.
+pub const FRONT_CLASS: &str = "rouse.dev/ingress-class";
 /// Implementation that issues certificates.
 pub const CERTIFICATE_CLASS: [&str; 2] =
     ["networking.knative.dev/certificate-class", "networking.knative.dev/certificate.class"];

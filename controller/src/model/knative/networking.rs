@@ -1,6 +1,10 @@
 //! Pure: `networking.internal.knative.dev/v1alpha1`: a Revision's routing, for tools that read it
 //! (knative/networking `pkg/apis/networking/v1alpha1` at 17b28c6).
 
+use std::collections::BTreeMap;
+
+use common::wire::AppProtocol;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +12,14 @@ use super::{KnativeCondition, KnativeObject, autoscaling::NamespacedObjectRef};
 
 /// API group and version of the kinds here.
 pub const API_VERSION: &str = "networking.internal.knative.dev/v1alpha1";
+
+/// Returns the port of a Revision's Services for the protocol of its pods (`ServicePort` in `pkg/apis/networking`).
+pub const fn revision_service_port(protocol: AppProtocol) -> i32 {
+    match protocol {
+        AppProtocol::Http1 | AppProtocol::Tcp => 80,
+        AppProtocol::H2c => 81,
+    }
+}
 
 /// Path of the connections to a Revision: direct or through activators.
 pub type ServerlessService = KnativeObject<ServerlessServiceSpec, ServerlessServiceStatus>;
@@ -108,6 +120,150 @@ pub struct CertificateChallenge {
     pub service_namespace: String,
     /// Port of that Service.
     pub service_port: i32,
+}
+
+/// Desired hosts of an ingress, with the Services behind them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KnativeIngressSpec {
+    /// Treatment of plain HTTP from outside: `Enabled` or `Redirected`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub http_option: String,
+    /// Rules of hosts.
+    pub rules: Vec<IngressHostRule>,
+    /// Certificates of hosts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tls: Vec<IngressTls>,
+}
+
+/// Rule for some hosts of an ingress.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressHostRule {
+    /// Hosts of the rule.
+    pub hosts: Vec<String>,
+    /// Clients that can use the hosts.
+    pub visibility: IngressVisibility,
+    /// Paths of the hosts.
+    pub http: IngressHttpRule,
+}
+
+/// Clients that can use a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum IngressVisibility {
+    /// Clients outside the cluster too.
+    #[default]
+    ExternalIP,
+    /// Clients inside the cluster only.
+    ClusterLocal,
+}
+
+/// Paths of hosts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressHttpRule {
+    /// Paths, of which the first one that fits has a request.
+    pub paths: Vec<IngressPath>,
+}
+
+/// Path of hosts, with the Services that share its requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressPath {
+    /// Prefix of the path; empty: all paths.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// Host for the Services; empty: that of the request.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub rewrite_host: String,
+    /// Headers that a request must have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, IngressHeaderMatch>,
+    /// Services that share the requests.
+    pub splits: Vec<IngressSplit>,
+    /// Headers that are set in each request.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub append_headers: BTreeMap<String, String>,
+}
+
+/// Value that a header must have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressHeaderMatch {
+    /// Value of the header.
+    pub exact: String,
+}
+
+/// Service that gets a share of the requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct IngressSplit {
+    /// Name of the Service.
+    pub service_name: String,
+    /// Namespace of the Service.
+    pub service_namespace: String,
+    /// Port of the Service.
+    pub service_port: IntOrString,
+    /// Share of the requests in percent.
+    #[serde(default)]
+    pub percent: i64,
+    /// Headers that are set in each request for the Service.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub append_headers: BTreeMap<String, String>,
+}
+
+/// Certificate of hosts of an ingress.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressTls {
+    /// Hosts of the certificate.
+    pub hosts: Vec<String>,
+    /// Name of the Secret with the certificate.
+    pub secret_name: String,
+    /// Namespace of the Secret.
+    pub secret_namespace: String,
+}
+
+/// Observed state of an ingress, as its controller writes it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct KnativeIngressStatus {
+    /// Generation of the spec that this status describes.
+    pub observed_generation: i64,
+    /// Conditions `Ready`, `NetworkConfigured` and `LoadBalancerReady`.
+    pub conditions: Vec<KnativeCondition>,
+    /// Facts that the controller of the ingress keeps.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// Addresses for clients outside the cluster.
+    pub public_load_balancer: Option<IngressLoadBalancer>,
+    /// Addresses for clients inside the cluster.
+    pub private_load_balancer: Option<IngressLoadBalancer>,
+}
+
+/// Addresses of an ingress.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressLoadBalancer {
+    /// Addresses, each of which leads to the ingress.
+    pub ingress: Vec<IngressAddress>,
+}
+
+/// Address of an ingress.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IngressAddress {
+    /// IP address.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ip: String,
+    /// Host name outside the cluster.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// Host name inside the cluster.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub domain_internal: String,
+    /// True if only a mesh leads to it.
+    pub mesh_only: bool,
 }
 
 /// Status of a kind that has none.

@@ -59,6 +59,10 @@ pub enum ResourceKind {
     Gateway,
     /// `HTTPRoute` of the group `gateway.networking.k8s.io`.
     HttpRoute,
+    /// `GRPCRoute` of the group `gateway.networking.k8s.io`.
+    GrpcRoute,
+    /// `Ingress` of the group `networking.internal.knative.dev`.
+    Ingress,
 }
 
 /// Names of a kind in the API.
@@ -82,7 +86,7 @@ const fn resource_names(
 
 impl ResourceKind {
     /// All kinds, in the order of the enum.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::KnativeService,
         Self::Configuration,
         Self::Revision,
@@ -110,6 +114,8 @@ impl ResourceKind {
         Self::GatewayClass,
         Self::Gateway,
         Self::HttpRoute,
+        Self::GrpcRoute,
+        Self::Ingress,
     ];
 
     const fn api_names(self) -> ResourceNames {
@@ -118,6 +124,7 @@ impl ResourceKind {
         const SCALE: &str = "autoscaling.internal.knative.dev";
         const CACHE: &str = "caching.internal.knative.dev";
         const GATEWAY: &str = "gateway.networking.k8s.io";
+        const HPA: &str = "HorizontalPodAutoscaler";
         match self {
             Self::KnativeService => resource_names(SERVING, "v1", "Service", "services"),
             Self::Configuration => resource_names(SERVING, "v1", "Configuration", "configurations"),
@@ -150,12 +157,9 @@ impl ResourceKind {
             Self::NetworkPolicy => {
                 resource_names("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
             }
-            Self::HorizontalPodAutoscaler => resource_names(
-                "autoscaling",
-                "v2",
-                "HorizontalPodAutoscaler",
-                "horizontalpodautoscalers",
-            ),
+            Self::HorizontalPodAutoscaler => {
+                resource_names("autoscaling", "v2", HPA, "horizontalpodautoscalers")
+            }
             Self::RequestedCertificate => {
                 resource_names(NET, "v1alpha1", "Certificate", "certificates")
             }
@@ -171,6 +175,8 @@ impl ResourceKind {
             Self::GatewayClass => resource_names(GATEWAY, "v1", "GatewayClass", "gatewayclasses"),
             Self::Gateway => resource_names(GATEWAY, "v1", "Gateway", "gateways"),
             Self::HttpRoute => resource_names(GATEWAY, "v1", "HTTPRoute", "httproutes"),
+            Self::GrpcRoute => resource_names(GATEWAY, "v1", "GRPCRoute", "grpcroutes"),
+            Self::Ingress => resource_names(NET, "v1alpha1", "Ingress", "ingresses"),
         }
     }
 
@@ -213,7 +219,7 @@ impl ResourceKind {
     /// Returns true if the status of its objects has the field `observedGeneration`. Those of the Gateway API have it in
     /// each condition instead, and the API server refuses fields that a kind does not have.
     pub const fn has_status_generation(self) -> bool {
-        !matches!(self, Self::GatewayClass | Self::Gateway | Self::HttpRoute)
+        !matches!(self, Self::GatewayClass | Self::Gateway | Self::HttpRoute | Self::GrpcRoute)
     }
 
     /// Group and version as in the field `apiVersion` of objects.

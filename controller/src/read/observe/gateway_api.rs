@@ -2,10 +2,7 @@
 
 use std::{net::IpAddr, num::NonZeroU16};
 
-use common::wire::{
-    AppProtocol, HeaderChanges, NamespacedName, PathMatch, PathPrefix, RequestRedirect,
-};
-use http::{HeaderName, HeaderValue};
+use common::wire::{AppProtocol, NamespacedName};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -14,9 +11,9 @@ use smol_str::SmolStr;
 use crate::{
     model::{
         cluster_state::{
-            AllowedNamespaces, BackendService, BackendSpec, GATEWAY_CONTROLLER, GATEWAY_GROUP,
-            GatewayClassState, GatewayServiceAddress, GatewayState, HttpRouteState, ListenerSpec,
-            ListenerTls, ParentReference, ReferenceGrant, RouteMatchSpec, RoutePlan, RouteRuleSpec,
+            AllowedNamespaces, BackendProtocol, BackendService, GATEWAY_CONTROLLER, GATEWAY_GROUP,
+            GatewayClassState, GatewayRouteKind, GatewayRouteState, GatewayServiceAddress,
+            GatewayState, ListenerSpec, ListenerTls, ParentReference, ReferenceGrant, RoutePlan,
             UnixMillis, WrittenCondition,
         },
         knative::key,
@@ -25,29 +22,12 @@ use crate::{
     read::fields,
 };
 
-/// Headers that describe one hop or the message itself, or that name the host: no rule changes them.
-const FIXED_HEADERS: [&str; 14] = [
-    "connection",
-    "content-length",
-    "expect",
-    "forwarded",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-real-ip",
-];
-/// Prefixes of headers of the platform, and of those that describe the client.
-const FIXED_PREFIXES: [&str; 3] = ["k-", "knative-serving-", "x-forwarded-"];
+mod filters;
+mod grpc_rules;
+mod rules;
 
-/// Most bytes of the texts of a route's rules, where each match has a copy of its rule's: the RouteTable has them so, for
-/// each host of the route.
-const MAX_RULE_BYTES: usize = 1 << 20;
+use grpc_rules::read_grpc_rules;
+use rules::read_http_rules;
 
 /// Reads a GatewayClass; `None`: it chooses another controller.
 pub fn read_gateway_class(object: &Value) -> Option<GatewayClassState> {
@@ -69,7 +49,8 @@ pub fn read_gateway(object: &Value) -> GatewayState {
     GatewayState {
         meta: fields::read_meta(object),
         class: text(&spec["gatewayClassName"]).into(),
-        has_addresses: array_items(&spec["addresses"]).next().is_some(),
+        has_parameters: spec["infrastructure"]["parametersRef"].is_object(),
+        has_addresses: array_items(&spec["addresses"]).any(is_own_address),
         listeners: array_items(&spec["listeners"])
             .map(|it| {
                 let mut listener = read_listener(it, &name.namespace);
@@ -84,6 +65,14 @@ pub fn read_gateway(object: &Value) -> GatewayState {
         written,
         planned_since: UnixMillis::default(),
     }
+}
+
+/// Returns true if an address of a Gateway is one that the gateway may not have. Without a value, any address of the usual
+/// types is meant.
+fn is_own_address(address: &Value) -> bool {
+    let has_usual_type =
+        address["type"].as_str().is_none_or(|it| ["IPAddress", "Hostname"].contains(&it));
+    non_empty_text(&address["value"]).is_some() || !has_usual_type
 }
 
 /// Returns true if a Gateway asks for certificates of clients at a port, by the settings of the port or else by the
@@ -135,19 +124,23 @@ fn read_allowed_namespaces(value: &Value) -> AllowedNamespaces {
     }
 }
 
-/// Reads an HTTPRoute. Nothing is planned for it yet.
-pub fn read_http_route(object: &Value) -> HttpRouteState {
+/// Reads a route. Nothing is planned for it yet.
+pub fn read_gateway_route(kind: GatewayRouteKind, object: &Value) -> GatewayRouteState {
     let (name, spec) = (object_name(object), &object["spec"]);
     let is_own = |it: &&Value| it["controllerName"] == GATEWAY_CONTROLLER;
     let (own, foreign): (Vec<&Value>, Vec<&Value>) =
         array_items(&object["status"]["parents"]).partition(is_own);
     let written = own.iter().flat_map(|it| read_written(it, &it["parentRef"].to_string()));
     let parents = array_items(&spec["parentRefs"]);
-    HttpRouteState {
+    let rules = match kind {
+        GatewayRouteKind::Http => read_http_rules(spec, &name.namespace),
+        GatewayRouteKind::Grpc => read_grpc_rules(spec, &name.namespace),
+    };
+    GatewayRouteState {
         meta: fields::read_meta(object),
         parents: parents.map(|it| read_parent(it, &name.namespace)).collect(),
         hostnames: array_items(&spec["hostnames"]).filter_map(read_host).collect(),
-        rules: read_rules(spec, &name.namespace).map_err(Into::into),
+        rules: rules.map_err(Into::into),
         written: written.collect(),
         has_own_parents: !own.is_empty(),
         foreign_parents: foreign.into_iter().cloned().collect(),
@@ -166,168 +159,6 @@ fn read_parent(reference: &Value, own_namespace: &str) -> ParentReference {
         port: read_port(&reference["port"]).map(NonZeroU16::get),
         reference: reference.clone(),
     }
-}
-
-/// Reads the rules of a route. The error names the first value that is not supported.
-fn read_rules(spec: &Value, namespace: &str) -> Result<Vec<RouteRuleSpec>, String> {
-    let rules = array_items(&spec["rules"]).map(|rule| read_rule(rule, namespace));
-    let rules = rules.collect::<Result<Vec<_>, _>>()?;
-    let bytes: usize = rules.iter().map(copied_bytes).sum();
-    if bytes > MAX_RULE_BYTES {
-        return Err(format!(
-            "the rules have {bytes} bytes with a copy for each match, and may have {MAX_RULE_BYTES}"
-        ));
-    }
-    Ok(rules)
-}
-
-/// Returns the bytes of the texts of a rule with a copy of its changes and backends for each match.
-fn copied_bytes(rule: &RouteRuleSpec) -> usize {
-    let pairs = |all: &[(String, String)]| -> usize {
-        all.iter().map(|(name, value)| name.len() + value.len()).sum()
-    };
-    let changes = |it: &HeaderChanges| -> usize {
-        pairs(&it.set) + pairs(&it.add) + it.remove.iter().map(String::len).sum::<usize>()
-    };
-    let backends = rule.backends.iter().map(|it| it.name.namespace.len() + it.name.name.len());
-    let shared =
-        changes(&rule.request_headers) + changes(&rule.response_headers) + backends.sum::<usize>();
-    let of_matches = rule.matches.iter().map(|it| shared + pairs(&it.headers) + pairs(&it.query));
-    of_matches.sum()
-}
-
-fn read_rule(rule: &Value, namespace: &str) -> Result<RouteRuleSpec, String> {
-    for field in ["retry", "sessionPersistence", "timeouts"] {
-        if !rule[field].is_null() {
-            return Err(format!("the field {field} of rules is not supported"));
-        }
-    }
-    let matches = array_items(&rule["matches"]).map(read_match);
-    let mut matches = matches.collect::<Result<Vec<_>, _>>()?;
-    if matches.is_empty() {
-        matches.push(read_match(&Value::Null)?);
-    }
-    let mut read = RouteRuleSpec {
-        matches,
-        request_headers: HeaderChanges::default(),
-        response_headers: HeaderChanges::default(),
-        redirect: None,
-        backends: Vec::new(),
-    };
-    for filter in array_items(&rule["filters"]) {
-        match text(&filter["type"]) {
-            "RequestHeaderModifier" => {
-                read.request_headers = read_header_changes(&filter["requestHeaderModifier"])?;
-            }
-            "ResponseHeaderModifier" => {
-                read.response_headers = read_header_changes(&filter["responseHeaderModifier"])?;
-            }
-            "RequestRedirect" => read.redirect = Some(read_redirect(&filter["requestRedirect"])?),
-            other => return Err(format!("filters of type {other} are not supported")),
-        }
-    }
-    let backends = array_items(&rule["backendRefs"]).map(|it| read_backend(it, namespace));
-    read.backends = backends.collect::<Result<_, _>>()?;
-    Ok(read)
-}
-
-fn read_match(value: &Value) -> Result<RouteMatchSpec, String> {
-    let path = value["path"]["value"].as_str().unwrap_or("/");
-    let unclear = || format!("the path {path} is too long, or servers may read it differently");
-    let path = match value["path"]["type"].as_str().unwrap_or("PathPrefix") {
-        "Exact" => PathMatch::parse_exact(path).ok_or_else(unclear)?,
-        "PathPrefix" => PathMatch::Prefix(PathPrefix::parse(path).map_err(|_fault| unclear())?),
-        other => return Err(format!("paths of type {other} are not supported")),
-    };
-    let headers = read_exact_pairs(&value["headers"], "headers")?;
-    let mut lower: Vec<(String, String)> = Vec::new();
-    for (name, value) in headers {
-        let name = name.to_ascii_lowercase();
-        // Of several entries for one header, the first one counts.
-        if !lower.iter().any(|(it, _)| *it == name) {
-            lower.push((name, value));
-        }
-    }
-    Ok(RouteMatchSpec {
-        path,
-        method: value["method"].as_str().map(str::to_owned),
-        headers: lower,
-        query: read_exact_pairs(&value["queryParams"], "queryParams")?,
-    })
-}
-
-/// Reads pairs that a request must have exactly.
-fn read_exact_pairs(list: &Value, field: &str) -> Result<Vec<(String, String)>, String> {
-    let pair = |it: &Value| match it["type"].as_str() {
-        None | Some("Exact") => Ok((text(&it["name"]).to_owned(), text(&it["value"]).to_owned())),
-        Some(other) => Err(format!("{field} of type {other} are not supported")),
-    };
-    array_items(list).map(pair).collect()
-}
-
-fn read_header_changes(value: &Value) -> Result<HeaderChanges, String> {
-    let name = |it: &Value| {
-        let name = text(it).to_ascii_lowercase();
-        let is_fixed = FIXED_HEADERS.contains(&name.as_str())
-            || FIXED_PREFIXES.iter().any(|it| name.starts_with(it));
-        if is_fixed {
-            return Err(format!("rules cannot change the header {name}"));
-        }
-        match HeaderName::try_from(name.as_str()) {
-            Ok(_) => Ok(name),
-            Err(_invalid) => Err(format!("{name:?} is no name of a header")),
-        }
-    };
-    let pairs = |field: &str| {
-        let all = array_items(&value[field]);
-        let pair = |it: &Value| -> Result<(String, String), String> {
-            let (name, value) = (name(&it["name"])?, text(&it["value"]));
-            match HeaderValue::try_from(value) {
-                Ok(_) => Ok((name, value.to_owned())),
-                Err(_invalid) => Err(format!("the header {name} cannot have the value {value:?}")),
-            }
-        };
-        all.map(pair).collect::<Result<Vec<_>, String>>()
-    };
-    let remove = array_items(&value["remove"]).map(name);
-    Ok(HeaderChanges {
-        set: pairs("set")?,
-        add: pairs("add")?,
-        remove: remove.collect::<Result<_, _>>()?,
-    })
-}
-
-fn read_redirect(value: &Value) -> Result<RequestRedirect, String> {
-    if value["path"].is_object() {
-        return Err("the field path of RequestRedirect is not supported".to_owned());
-    }
-    let status = value["statusCode"].as_u64().and_then(|it| u16::try_from(it).ok());
-    Ok(RequestRedirect {
-        is_https: match value["scheme"].as_str() {
-            None => None,
-            Some("http") => Some(false),
-            Some("https") => Some(true),
-            Some(other) => return Err(format!("the scheme {other} is not supported")),
-        },
-        host: non_empty_text(&value["hostname"]).map(Into::into),
-        port: read_port(&value["port"]),
-        status: status.filter(|it| (300..400).contains(it)).unwrap_or(302),
-    })
-}
-
-fn read_backend(reference: &Value, own_namespace: &str) -> Result<BackendSpec, String> {
-    if array_items(&reference["filters"]).next().is_some() {
-        return Err("filters of backendRefs are not supported".to_owned());
-    }
-    let weight = reference["weight"].as_u64().unwrap_or(1);
-    let namespace = reference["namespace"].as_str().unwrap_or(own_namespace);
-    Ok(BackendSpec {
-        // The API server accepts up to a million.
-        weight: u32::try_from(weight).unwrap_or(u32::MAX),
-        kind: full_kind(reference, "Service"),
-        name: NamespacedName::new(namespace, text(&reference["name"])),
-        port: read_port(&reference["port"]),
-    })
 }
 
 /// Reads a ReferenceGrant.
@@ -349,9 +180,12 @@ pub fn read_backend_service(object: &Value) -> Option<BackendService> {
     let port = |it: &Value| {
         let is_tcp = it["protocol"].as_str().is_none_or(|it| it == "TCP");
         let protocol = match it["appProtocol"].as_str() {
-            None | Some("http" | "kubernetes.io/ws" | "grpc-web") => Some(AppProtocol::Http1),
-            Some("kubernetes.io/h2c" | "grpc") => Some(AppProtocol::H2c),
-            Some(_) => None,
+            None => BackendProtocol::Unstated,
+            Some("http" | "kubernetes.io/ws" | "grpc-web") => {
+                BackendProtocol::Stated(AppProtocol::Http1)
+            }
+            Some("kubernetes.io/h2c" | "grpc") => BackendProtocol::Stated(AppProtocol::H2c),
+            Some(_) => BackendProtocol::Unknown,
         };
         read_port(&it["port"]).filter(|_| is_tcp).map(|it| (it, protocol))
     };
@@ -416,87 +250,11 @@ fn read_port(value: &Value) -> Option<NonZeroU16> {
 
 #[cfg(test)]
 mod tests {
+    use common::wire::{HeaderChanges, PathMatch, PathPrefix};
     use serde_json::json;
 
     use super::*;
-
-    fn fault(rule: Value) -> String {
-        let object =
-            json!({"metadata": {"name": "a", "namespace": "b"}, "spec": {"rules": [rule]}});
-        read_http_route(&object).rules.expect_err("not supported").into()
-    }
-
-    #[test]
-    fn what_is_not_supported_is_named() {
-        let path = |kind: &str, value: &str| json!({"matches": [{"path": {"type": kind, "value": value}}]});
-        let filter = |filter: Value| json!({"filters": [filter]});
-        for (rule, expected) in [
-            (path("RegularExpression", "/a"), "paths of type RegularExpression are not supported"),
-            (
-                path("Exact", "/a;b"),
-                "the path /a;b is too long, or servers may read it differently",
-            ),
-            (filter(json!({"type": "URLRewrite"})), "filters of type URLRewrite are not supported"),
-            (
-                filter(json!({
-                    "type": "RequestHeaderModifier",
-                    "requestHeaderModifier": {"remove": ["X-Forwarded-For"]},
-                })),
-                "rules cannot change the header x-forwarded-for",
-            ),
-            (
-                filter(json!({
-                    "type": "ResponseHeaderModifier",
-                    "responseHeaderModifier": {"add": [{"name": "a", "value": "1\nb: 2"}]},
-                })),
-                "the header a cannot have the value \"1\\nb: 2\"",
-            ),
-            (
-                filter(json!({
-                    "type": "RequestHeaderModifier",
-                    "requestHeaderModifier": {"remove": ["a b"]},
-                })),
-                "\"a b\" is no name of a header",
-            ),
-            (
-                filter(json!({"type": "RequestRedirect", "requestRedirect": {"path": {}}})),
-                "the field path of RequestRedirect is not supported",
-            ),
-            (
-                json!({"matches": [{"headers": [{"type": "RegularExpression", "name": "a"}]}]}),
-                "headers of type RegularExpression are not supported",
-            ),
-            (
-                json!({"timeouts": {"request": "1s"}}),
-                "the field timeouts of rules is not supported",
-            ),
-            (
-                json!({"backendRefs": [{"name": "a", "filters": [{}]}]}),
-                "filters of backendRefs are not supported",
-            ),
-        ] {
-            assert_eq!(fault(rule), expected);
-        }
-    }
-
-    /// An object of 64 KiB would else be many MiB in the table of each activator.
-    #[test]
-    fn rules_are_bounded_with_their_copies() {
-        let header = |at: usize| json!({"name": format!("h{at}"), "value": "v".repeat(4000)});
-        let headers: Vec<Value> = (0..16).map(header).collect();
-        let rule = |matches: usize| {
-            let path = |at: usize| json!({"path": {"type": "Exact", "value": format!("/{at}")}});
-            json!({
-                "matches": (0..matches).map(path).collect::<Vec<Value>>(),
-                "filters": [{
-                    "type": "ResponseHeaderModifier", "responseHeaderModifier": {"set": headers},
-                }],
-            })
-        };
-        assert!(fault(rule(64)).starts_with("the rules have 4"), "{}", fault(rule(64)));
-        let spec = json!({"rules": [rule(16)]});
-        assert!(read_rules(&spec, "b").is_ok());
-    }
+    use crate::model::cluster_state::BackendSpec;
 
     /// Clients without a certificate would else be served at a listener that is to refuse them.
     #[test]
@@ -533,10 +291,25 @@ mod tests {
     }
 
     #[test]
+    fn a_gateway_may_ask_for_any_address_and_for_no_parameters() {
+        for (spec, expected) in [
+            (json!({}), (false, false)),
+            (json!({"addresses": [{}, {"type": "IPAddress"}]}), (false, false)),
+            (json!({"addresses": [{"value": "192.0.2.1"}]}), (true, false)),
+            (json!({"addresses": [{"type": "example.test/pool"}]}), (true, false)),
+            (json!({"infrastructure": {"labels": {"a": "b"}}}), (false, false)),
+            (json!({"infrastructure": {"parametersRef": {"name": "a"}}}), (false, true)),
+        ] {
+            let gateway = read_gateway(&json!({"metadata": {"name": "a"}, "spec": spec}));
+            assert_eq!((gateway.has_addresses, gateway.has_parameters), expected, "{spec}");
+        }
+    }
+
+    #[test]
     fn a_route_has_the_defaults_of_the_api() {
         let own = json!({"controllerName": GATEWAY_CONTROLLER, "parentRef": {"name": "g"}});
         let foreign = json!({"controllerName": "other/controller", "parentRef": {"name": "g"}});
-        let route = read_http_route(&json!({
+        let object = json!({
             "metadata": {"name": "a", "namespace": "b"},
             "spec": {
                 "parentRefs": [{"name": "g"}, {"name": "s", "kind": "Service", "group": ""}],
@@ -544,7 +317,8 @@ mod tests {
                 "rules": [{"backendRefs": [{"name": "c", "port": 80}]}],
             },
             "status": {"parents": [own, foreign.clone()]},
-        }));
+        });
+        let route = read_gateway_route(GatewayRouteKind::Http, &object);
         let gateways: Vec<_> = route.parents.iter().map(|it| it.gateway.clone()).collect();
         assert_eq!(gateways, [Some(NamespacedName::new("b", "g")), None]);
         assert_eq!(route.hostnames, ["a.example"]);
@@ -555,6 +329,8 @@ mod tests {
             kind: "Service".into(),
             name: NamespacedName::new("b", "c"),
             port: NonZeroU16::new(80),
+            request_headers: HeaderChanges::default(),
+            response_headers: HeaderChanges::default(),
         };
         assert_eq!(rules[0].backends, [expected]);
         assert_eq!((route.foreign_parents, route.has_own_parents), (vec![foreign], true));
@@ -574,9 +350,9 @@ mod tests {
         };
         let port = |port| NonZeroU16::new(port).expect("not zero");
         let ports = [
-            (port(80), Some(AppProtocol::Http1)),
-            (port(81), Some(AppProtocol::H2c)),
-            (port(443), None),
+            (port(80), BackendProtocol::Unstated),
+            (port(81), BackendProtocol::Stated(AppProtocol::H2c)),
+            (port(443), BackendProtocol::Unknown),
         ];
         let address = Some(IpAddr::from([10, 96, 0, 7]));
         let expected = BackendService { address, ports: ports.into() };

@@ -112,7 +112,7 @@ fn read_readiness(object: &Value) -> Option<CertificateReadiness> {
 }
 
 /// Returns the UID of the owner with `controller: true`.
-fn controller_uid(object: &Value) -> Option<Uid> {
+pub(super) fn controller_uid(object: &Value) -> Option<Uid> {
     let mut owners = array_items(&object["metadata"]["ownerReferences"]);
     Uid::parse(owners.find(|it| it["controller"] == true)?["uid"].as_str()?)
 }

@@ -293,6 +293,7 @@ fn collect_warnings(
         AdmittedKind::ClusterDomainClaim => return,
     };
     known_keys::warn_unused_keys(meta, place, "metadata", warnings);
+    known_keys::warn_ingress_class(meta, place, &request.settings, warnings);
     if request.kind == AdmittedKind::DomainMapping {
         tcp_warnings::warn_passthrough_settings(meta, request.object, warnings);
     }

@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use super::settings::RuleSettings;
 use crate::model::{
+    cluster_state::PlatformKind,
+    config_maps::network::OWN_INGRESS_CLASS,
     knative::key,
     object::hash::APPLIED_ANNOTATION,
     problem::Problem,
@@ -102,7 +105,7 @@ pub(crate) static KNOWN_ANNOTATIONS: [KnownKey; 53] = [
     known_key(&[key::STANDBY_TTL], REVISION_PLACES, ON_TEMPLATE),
     known_key(&key::PROGRESS_DEADLINE, REVISION_PLACES, ON_TEMPLATE),
     known_key(&[key::NO_GC], REVISION_PLACES, ON_TEMPLATE),
-    known_key(&key::INGRESS_CLASS, NOWHERE, "one gateway serves every class"),
+    known_key(&key::INGRESS_CLASS, ROUTE_PLACES, ON_ROUTE),
     known_key(&key::CERTIFICATE_CLASS, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(&key::DISABLE_EXTERNAL_DOMAIN_TLS, &[Service, Route, DomainMapping], ON_ROUTE),
     known_key(
@@ -286,6 +289,31 @@ fn key_warning(
         return no_effect("only cluster-local hides a name");
     }
     (name != *newest).then(|| format!("{name} is an older spelling, use {newest}"))
+}
+
+/// Warns of the class of another ingress on a Service or Route while no other ingress is trusted.
+pub(super) fn warn_ingress_class(
+    meta: &ObjectMeta,
+    place: MetadataPlace,
+    settings: &RuleSettings<'_>,
+    warnings: &mut Vec<Problem>,
+) {
+    if settings.trusts_ingresses || !ROUTE_PLACES.contains(&place) {
+        return;
+    }
+    let reason = match settings.platform {
+        PlatformKind::Local => "the local node has no other ingress",
+        PlatformKind::Kubernetes => {
+            "rouse.dev.trusted-ingresses of config-network is empty, so the gateway serves all Routes"
+        }
+    };
+    for (name, class) in meta.annotations.iter().flatten() {
+        let is_class = key::INGRESS_CLASS.contains(&name.as_str());
+        if is_class && !["", OWN_INGRESS_CLASS].contains(&class.as_str()) {
+            let message = format!("{name} has no effect: {reason}");
+            warnings.push(Problem::new(format!("metadata.annotations.{name}"), message));
+        }
+    }
 }
 
 /// Warns of metadata fields of a template that its Revision does not get.

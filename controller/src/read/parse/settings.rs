@@ -22,6 +22,8 @@ pub struct RuleSettings<'a> {
     pub autoscaler: &'a ScalePolicyConfig,
     /// Domain of cluster-local names, such as `cluster.local`.
     pub cluster_domain: &'a str,
+    /// True if `config-network` trusts an ingress, so that a class of another ingress has an effect.
+    pub trusts_ingresses: bool,
 }
 
 /// Object around a template, whose name the Revision's own name must begin with.

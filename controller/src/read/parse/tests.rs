@@ -439,6 +439,7 @@ fn an_existing_service_is_read_whatever_the_settings_are_now() {
         features: &features,
         autoscaler: &autoscaler,
         cluster_domain: "cluster.local",
+        trusts_ingresses: false,
     };
     let read = |spec: Value| {
         let metadata = serde_json::json!({"name": "a".repeat(63), "namespace": "n", "uid": "u"});

@@ -75,8 +75,8 @@ pub fn has_revision_label(object: &Value) -> bool {
 }
 
 /// Returns the scopes of all watches but those that begin later: the pods that NetworkPolicies may admit, with the
-/// first policy that selects pods, [`workload_scopes`], [`request_scopes`], [`cert_manager_scopes`] and
-/// [`gateway_scopes`].
+/// first policy that selects pods, [`workload_scopes`], [`request_scopes`], [`cert_manager_scopes`],
+/// [`gateway_scopes`], [`grpc_route_scopes`] and [`ingress_scopes`].
 ///
 /// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
 /// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
@@ -136,7 +136,7 @@ pub fn cert_manager_scopes() -> Vec<WatchScope> {
     [ResourceKind::IssuedCertificate, ResourceKind::AcmeChallenge].map(WatchScope::all_of).into()
 }
 
-/// Kinds of the Gateway API that are followed.
+/// Kinds of the Gateway API that are followed together.
 pub const GATEWAY_KINDS: [ResourceKind; 4] = [
     ResourceKind::ReferenceGrant,
     ResourceKind::GatewayClass,
@@ -149,8 +149,18 @@ pub fn gateway_scopes() -> Vec<WatchScope> {
     GATEWAY_KINDS.map(WatchScope::all_of).into()
 }
 
+/// Returns the scope of the watch that begins once the API server has GRPCRoutes, too.
+pub fn grpc_route_scopes() -> Vec<WatchScope> {
+    vec![WatchScope::all_of(ResourceKind::GrpcRoute)]
+}
+
+/// Returns the scope of the watch that begins once the API server has the kind Ingress of Knative.
+pub fn ingress_scopes() -> Vec<WatchScope> {
+    vec![WatchScope::all_of(ResourceKind::Ingress)]
+}
+
 /// Order of the first lists: kinds that others depend on come first.
-const LIST_ORDER: [ResourceKind; 22] = [
+const LIST_ORDER: [ResourceKind; 24] = [
     ResourceKind::ConfigMap,
     ResourceKind::Namespace,
     ResourceKind::NetworkPolicy,
@@ -174,6 +184,8 @@ const LIST_ORDER: [ResourceKind; 22] = [
     ResourceKind::GatewayClass,
     ResourceKind::Gateway,
     ResourceKind::HttpRoute,
+    ResourceKind::GrpcRoute,
+    ResourceKind::Ingress,
 ];
 
 /// Returns the place of a kind in the order of the first lists. `None` for kinds that only the writer reads, and for
@@ -313,7 +325,8 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         | ResourceKind::ReferenceGrant
         | ResourceKind::GatewayClass
         | ResourceKind::Gateway
-        | ResourceKind::HttpRoute => &[],
+        | ResourceKind::HttpRoute
+        | ResourceKind::GrpcRoute => &[],
         ResourceKind::AcmeChallenge => {
             &[("spec", &["type", "dnsName", "token", "key"]), ("status", &[])]
         }
@@ -322,7 +335,8 @@ pub const fn trimmed_parts(resource: ResourceKind) -> TrimmedParts {
         | ResourceKind::ServerlessService
         | ResourceKind::HorizontalPodAutoscaler
         | ResourceKind::Metric
-        | ResourceKind::Image => &[("spec", &[])],
+        | ResourceKind::Image
+        | ResourceKind::Ingress => &[("spec", &[])],
     }
 }
 
@@ -374,7 +388,7 @@ mod tests {
     fn all_scopes() -> Vec<WatchScope> {
         let of_workloads = workload_scopes("knative-serving");
         let of_certificates = [request_scopes(), cert_manager_scopes()].concat();
-        let of_gateways = gateway_scopes();
+        let of_gateways = [gateway_scopes(), grpc_route_scopes(), ingress_scopes()].concat();
         [watch_scopes("knative-serving"), of_workloads, of_certificates, of_gateways].concat()
     }
 

@@ -149,7 +149,8 @@ impl WatchTask {
             | ResourceKind::ServerlessService
             | ResourceKind::HorizontalPodAutoscaler
             | ResourceKind::Metric
-            | ResourceKind::Image => self.watch_kind::<WriteOnlyShape>(client).await,
+            | ResourceKind::Image
+            | ResourceKind::Ingress => self.watch_kind::<WriteOnlyShape>(client).await,
             _ => self.watch_kind::<FullShape>(client).await,
         }
     }

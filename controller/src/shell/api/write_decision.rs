@@ -162,7 +162,7 @@ pub fn next_write(
                 return WriteAction::None;
             }
             let mut body = object_identity(key, observed);
-            if key.resource == ResourceKind::HttpRoute {
+            if matches!(key.resource, ResourceKind::HttpRoute | ResourceKind::GrpcRoute) {
                 // Its parents are one value, with entries of other controllers. None of theirs that the body does not
                 // have may be lost.
                 body["metadata"]["resourceVersion"] = json!(observed.resource_version);
@@ -457,11 +457,13 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let route = written(ResourceKind::HttpRoute);
-        assert_eq!(
-            (&route["status"], &route["metadata"]["resourceVersion"]),
-            (&json!({}), &json!("7"))
-        );
+        for kind in [ResourceKind::HttpRoute, ResourceKind::GrpcRoute] {
+            let route = written(kind);
+            assert_eq!(
+                (&route["status"], &route["metadata"]["resourceVersion"]),
+                (&json!({}), &json!("7"))
+            );
+        }
         let gateway = written(ResourceKind::Gateway);
         assert_eq!(gateway["metadata"]["resourceVersion"], Value::Null);
         assert_eq!(written(ResourceKind::Route)["status"], json!({"observedGeneration": 3}));

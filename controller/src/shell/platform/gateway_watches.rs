@@ -16,7 +16,7 @@ use crate::{
     model::object::ResourceKind,
     shell::api::{
         client::api_resource,
-        watch_scope::{GATEWAY_KINDS, gateway_scopes},
+        watch_scope::{GATEWAY_KINDS, gateway_scopes, grpc_route_scopes},
     },
 };
 
@@ -28,27 +28,46 @@ impl KubernetesPlatform {
     /// Waits for the kinds of the Gateway API and follows their objects, without an end. Sets `listed` once all objects
     /// are listed, or at the first answer of the API server that it has no such kinds or forbids to list one.
     pub(super) async fn watch_gateways(&self, listed: OnceSignal, shutdown: &CancellationToken) {
-        let mut denied_before = None;
-        loop {
-            if self.has_kinds(&GATEWAY_KINDS).await {
-                // Some of the kinds alone would be taken for a whole: without ReferenceGrants, nothing is granted.
-                let denied = first_denied_kind(&self.client, &GATEWAY_KINDS).await;
-                let Some(kind) = denied else { break };
-                if denied_before.replace(kind) != Some(kind) {
-                    let kind = kind.kind();
-                    warn!(
-                        kind,
-                        "the Gateway API is not served: the controller may not list a kind"
-                    );
-                }
-            }
-            listed.set();
-            sleep(PRESENCE_INTERVAL).await;
-        }
+        // Some of the kinds alone would be taken for a whole: without ReferenceGrants, nothing is granted.
+        self.wait_for_kinds(&GATEWAY_KINDS, || listed.set()).await;
         info!("the Gateway API is installed: its objects are followed");
-        self.follow_scopes(gateway_scopes(), shutdown, || listed.set()).await;
+        let (gateways_listed, calls_known) = (OnceSignal::new(), OnceSignal::new());
+        let gateways = self.follow_scopes(gateway_scopes(), shutdown, || gateways_listed.set());
+        let calls = self.follow_grpc_routes(&calls_known, shutdown);
+        // Hosts of GRPCRoutes would be served no more until these are listed, too.
+        let all_known = async {
+            gateways_listed.wait().await;
+            calls_known.wait().await;
+            listed.set();
+        };
+        tokio::join!(gateways, calls, all_known);
         // The watches end with the replica, which the caller ends.
         std::future::pending().await
+    }
+
+    /// Waits for the kind of GRPCRoutes, which a cluster with all other kinds may lack, and follows its objects. Sets
+    /// `known` as [`watch_gateways`](Self::watch_gateways) sets its signal.
+    async fn follow_grpc_routes(&self, known: &OnceSignal, shutdown: &CancellationToken) {
+        self.wait_for_kinds(&[ResourceKind::GrpcRoute], || known.set()).await;
+        self.follow_scopes(grpc_route_scopes(), shutdown, || known.set()).await;
+    }
+
+    /// Waits until the API server has all of these kinds and lets the controller list them. Calls `on_missing` at each
+    /// answer that it does not.
+    pub(super) async fn wait_for_kinds(&self, kinds: &[ResourceKind], on_missing: impl Fn()) {
+        let mut denied_before = None;
+        loop {
+            if self.has_kinds(kinds).await {
+                let denied = first_denied_kind(&self.client, kinds).await;
+                let Some(kind) = denied else { return };
+                if denied_before.replace(kind) != Some(kind) {
+                    let (kind, group) = (kind.kind(), kind.api_version());
+                    warn!(kind, group, "objects are not followed: they may not be listed");
+                }
+            }
+            on_missing();
+            sleep(PRESENCE_INTERVAL).await;
+        }
     }
 }
 

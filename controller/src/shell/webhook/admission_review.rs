@@ -42,6 +42,8 @@ pub struct AdmissionSettings {
     pub autoscaler: std::sync::Arc<ScalePolicyConfig>,
     /// Domain of cluster-local names, such as `cluster.local`.
     pub cluster_domain: String,
+    /// True if an ingress of another controller is trusted (`config-network`).
+    pub trusts_ingresses: bool,
     /// True if pods are bound to a node as they are created (`config-deployment`).
     pub bind_pods: bool,
     /// True if first pods may prefer a zone, which depends on the nodes too.
@@ -55,6 +57,7 @@ impl Default for AdmissionSettings {
             features: Default::default(),
             autoscaler: Default::default(),
             cluster_domain: "cluster.local".into(),
+            trusts_ingresses: false,
             bind_pods: false,
             prefers_wake_zone: false,
         }
@@ -69,6 +72,7 @@ impl AdmissionSettings {
             features: configs.features.clone(),
             autoscaler: configs.autoscaler.clone(),
             cluster_domain: cluster_domain.into(),
+            trusts_ingresses: configs.network.trusts_ingresses(),
             bind_pods: configs.deployment.bind_pods,
             prefers_wake_zone: false,
         }
@@ -87,6 +91,7 @@ impl AdmissionSettings {
             features: &self.features,
             autoscaler: &self.autoscaler,
             cluster_domain: &self.cluster_domain,
+            trusts_ingresses: self.trusts_ingresses,
         }
     }
 }

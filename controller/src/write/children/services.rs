@@ -9,10 +9,11 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{ChildObject, OwnerObject, RevisionView, meta, scaling};
+use super::{ChildObject, OwnerObject, RevisionView, meta, scaling, slices::INTERNAL_PORT};
 use crate::model::{
     knative::{
         key::{self, ACTIVATOR_PORT_ANNOTATION},
+        networking::revision_service_port,
         user_container,
     },
     object::{
@@ -26,10 +27,8 @@ use crate::model::{
 const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
 /// Label with the name of the ServerlessService that a Service belongs to.
 const SERVERLESS_SERVICE: &str = "networking.internal.knative.dev/serverlessservice";
-/// Service port for HTTP/1.1.
+/// Port of a Route's names for HTTP.
 const HTTP_PORT: i32 = 80;
-/// Service port for HTTP/2 without TLS.
-const HTTP2_PORT: i32 = 81;
 /// Port of a Route's names for https inside the cluster.
 const HTTPS_PORT: i32 = 443;
 /// Name of that port. kube-proxy finds the port of the slices by it.
@@ -52,16 +51,17 @@ pub fn private_service(revision: &RevisionView<'_>) -> ChildObject {
         user_container::serving_port(containers.get(user_container::serving_index(containers)));
     let spec = ServiceSpec {
         selector: Some(meta::pod_selector(revision)),
-        ports: Some(vec![service_port(revision.protocol(), Some(port))]),
+        ports: Some(vec![service_port(revision.protocol(), port)]),
         ..ServiceSpec::default()
     };
     revision_service(revision, private_service_name(revision.name), "Private", spec)
 }
 
-/// Builds the Service that carries the Revision's name, without a selector.
+/// Builds the Service that carries the Revision's name, without a selector. kube-proxy reads the port of its slices, but
+/// net-kourier the target port of the Service. Behind an ingress, slices list activators only.
 pub fn public_service(revision: &RevisionView<'_>) -> ChildObject {
     let spec = ServiceSpec {
-        ports: Some(vec![service_port(revision.protocol(), None)]),
+        ports: Some(vec![service_port(revision.protocol(), INTERNAL_PORT.into())]),
         ..ServiceSpec::default()
     };
     revision_service(revision, revision.name.into(), "Public", spec)
@@ -83,17 +83,14 @@ fn revision_service(
     ChildObject::new(ResourceKind::Service, meta, json!({"spec": spec}))
 }
 
-fn service_port(protocol: AppProtocol, target: Option<i32>) -> ServicePort {
-    let port = match protocol {
-        AppProtocol::H2c => HTTP2_PORT,
-        AppProtocol::Http1 | AppProtocol::Tcp => HTTP_PORT,
-    };
+fn service_port(protocol: AppProtocol, target: i32) -> ServicePort {
+    let port = revision_service_port(protocol);
     ServicePort {
         name: Some(port_name(protocol).into()),
         app_protocol: app_protocol(protocol).map(Into::into),
         port,
         protocol: Some("TCP".into()),
-        target_port: Some(IntOrString::Int(target.unwrap_or(port))),
+        target_port: Some(IntOrString::Int(target)),
         ..ServicePort::default()
     }
 }

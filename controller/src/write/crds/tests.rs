@@ -55,6 +55,7 @@ fn kinds_are_named_as_in_knative() {
             "serverlessservices.networking.internal.knative.dev ServerlessService sks knative-internal,networking",
             "clusterdomainclaims.networking.internal.knative.dev ClusterDomainClaim cdc knative-internal,networking",
             "certificates.networking.internal.knative.dev Certificate kcert knative-internal,networking",
+            "ingresses.networking.internal.knative.dev Ingress kingress,king knative-internal,networking",
             "images.caching.internal.knative.dev Image img knative-internal,caching",
         ]
     );

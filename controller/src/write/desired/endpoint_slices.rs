@@ -1,6 +1,9 @@
 //! Pure: desired state of EndpointSlices.
 
-use common::{service_routing::TopologyHints, wire::NamespacedName};
+use common::{
+    service_routing::TopologyHints,
+    wire::{AppProtocol, NamespacedName},
+};
 
 use super::{LiveRevision, is_superfluous_placeholder, scaled, with_placeholder};
 use crate::{
@@ -92,24 +95,30 @@ fn revision_slice(
     let Some(live) = LiveRevision::if_maintained(cluster, &owner, revision) else {
         return DesiredState::Unmanaged;
     };
+    let template = ParsedTemplate::of_revision(revision, cluster);
+    // An ingress of another controller names the Revision by a header that only activators read. None names one of raw
+    // TCP.
+    let is_fronted = template.protocol != AppProtocol::Tcp
+        && plan::ingresses::is_fronted(live.app, &owner, cluster);
     // As with the ServerlessService: the autoscaler decides, and a new leader does not know its decision yet.
-    if live.class() == AutoscalerClass::Kpa
+    if !is_fronted
+        && live.class() == AutoscalerClass::Kpa
         && revision.scaling.actual_scale > 0
         && revision.scaling.decision.is_none()
     {
         return DesiredState::Unmanaged;
     }
     // Activators know nothing of a sleeping Revision that no Route names, so they could not serve it.
-    if revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
+    if !is_fronted && revision.routing.state == RoutingState::Reserve && revision.pods.is_empty() {
         return DesiredState::Absent;
     }
-    let serves = live.mode_and_activators().0 == scaling::ServerlessServiceMode::Serve;
+    let serves =
+        !is_fronted && live.mode_and_activators().0 == scaling::ServerlessServiceMode::Serve;
     let pods = revision.pods.iter().filter(|_| serves);
     let endpoint = |pod: &RevisionPod| pod_endpoint(cluster, &owner, revision, pod);
     let mut pods: Vec<_> = pods.filter_map(endpoint).collect();
     // Each replica observes the pods in another order, and all replicas must write the same slice.
     pods.sort_by(|a, b| a.pod.cmp(&b.pod));
-    let template = ParsedTemplate::of_revision(revision, cluster);
     let mode = plan::hint_mode(live.app, &template);
     let rules = HintRules { mode, shares: &cluster.nodes.zone_shares };
     let (port, count) = (template.port.get(), ACTIVATORS_PER_SLICE);

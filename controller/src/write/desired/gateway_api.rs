@@ -1,17 +1,26 @@
-//! Pure: statuses of GatewayClasses, Gateways and HTTPRoutes.
+//! Pure: statuses of GatewayClasses, Gateways and routes.
 
 use serde_json::{Value, json};
 
 use crate::{
-    decide::plan::gateway_api::{ROUTE_KIND, attached_routes, plan_class, plan_gateway},
+    decide::plan::gateway_api::{attached_routes, plan_class, plan_gateway},
     model::{
         cluster_state::{
-            ClusterState, GATEWAY_CONTROLLER, GATEWAY_GROUP, GatewayServiceAddress, GatewayState,
-            HttpRouteState, PlannedCondition, UnixMillis, WrittenCondition,
+            ClusterState, GATEWAY_CONTROLLER, GATEWAY_GROUP, GatewayRouteId, GatewayRouteKind,
+            GatewayRouteState, GatewayServiceAddress, GatewayState, PlannedCondition, UnixMillis,
+            WrittenCondition,
         },
         object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind},
     },
 };
+
+mod features;
+
+use features::SUPPORTED_FEATURES;
+
+/// Field of a GatewayClass's status with the features that Rouse has. GatewayClasses of earlier releases of the Gateway API
+/// have none, or one of another type.
+pub const SUPPORTED_FEATURES_FIELD: &str = "supportedFeatures";
 
 /// Facts about an object on which each of its conditions depends.
 #[derive(Clone, Copy)]
@@ -33,7 +42,10 @@ pub(super) fn gateway_status(cluster: &ClusterState, key: &ObjectPartKey) -> Des
             let gateway = gateway_api.gateways.get(&key.name).filter(|it| gateway_api.is_own(it));
             gateway.map(|it| render_gateway(cluster, key, it))
         }
-        _ => gateway_api.routes.get(&key.name).and_then(render_route),
+        other => GatewayRouteKind::of(other).and_then(|kind| {
+            let id = GatewayRouteId { kind, name: key.name.clone() };
+            gateway_api.routes.get(&id).and_then(render_route)
+        }),
     };
     status.map_or(DesiredState::Unmanaged, DesiredState::Body)
 }
@@ -45,7 +57,11 @@ fn class_status(cluster: &ClusterState, key: &ObjectPartKey) -> Option<Value> {
         written: &class.written,
         since: class.planned_since,
     };
-    Some(json!({"conditions": context.render("", &[plan_class(class)])}))
+    let features = SUPPORTED_FEATURES.map(|name| json!({"name": name}));
+    Some(json!({
+        "conditions": context.render("", &[plan_class(class)]),
+        SUPPORTED_FEATURES_FIELD: features,
+    }))
 }
 
 fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &GatewayState) -> Value {
@@ -56,14 +72,10 @@ fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &Gateway
         since: gateway.planned_since,
     };
     let listeners = gateway.listeners.iter().zip(&plan.listeners).map(|(listener, plan)| {
-        let kinds: Vec<Value> = plan
-            .takes_http_routes
-            .then(|| json!({"group": GATEWAY_GROUP, "kind": ROUTE_KIND}))
-            .into_iter()
-            .collect();
+        let kinds = plan.kinds.iter().map(|it| json!({"group": GATEWAY_GROUP, "kind": it.name()}));
         json!({
             "name": listener.name,
-            "supportedKinds": kinds,
+            "supportedKinds": kinds.collect::<Vec<Value>>(),
             "attachedRoutes": attached_routes(cluster, &key.name, &listener.name),
             "conditions": context.render(&listener.name, &plan.conditions),
         })
@@ -83,7 +95,7 @@ fn render_address(address: &GatewayServiceAddress) -> Value {
 }
 
 /// Returns the status of a route with the entries of other controllers; `None`: it has none of Rouse and gets none.
-fn render_route(route: &HttpRouteState) -> Option<Value> {
+fn render_route(route: &GatewayRouteState) -> Option<Value> {
     if route.plan.parents.is_empty() && !route.has_own_parents {
         return None;
     }

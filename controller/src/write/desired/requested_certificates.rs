@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use super::without_nulls;
 use crate::{
     decide::plan::requested_certificates::{
-        CertificateOwner, WantedCertificate, find_wanted, inherited_annotations, is_superfluous,
+        CHALLENGE_PATH, CertificateOwner, WantedCertificate, find_wanted, inherited_annotations,
+        is_superfluous,
     },
     model::{
         cluster_state::{
@@ -26,8 +27,6 @@ const MAX_COMMON_NAME: usize = 63;
 const SHORT_PREFIX: &str = "k.";
 /// Reasons with which cert-manager still works on a certificate; any other one is a failure.
 const WORKING_REASONS: [&str; 3] = ["InProgress", "Pending", "TemporaryCertificate"];
-/// Path below which authorities ask for tokens (RFC 8555, section 8.3).
-const CHALLENGE_PATH: &str = "/.well-known/acme-challenge";
 
 /// Returns the desired state of a part of a requested certificate, or of cert-manager's certificate for it.
 pub(super) fn certificate_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {

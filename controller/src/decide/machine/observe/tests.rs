@@ -30,6 +30,7 @@ mod fake_api_server;
 mod fields;
 mod gateway_api;
 mod gateway_ports;
+mod ingresses;
 mod inherited_metadata;
 mod local_tls;
 mod long_names;

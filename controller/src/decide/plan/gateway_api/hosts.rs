@@ -6,7 +6,7 @@ use common::wire::{GatewayHostKey, NamespacedName};
 use smol_str::SmolStr;
 
 use super::{HTTPS, plan_gateway};
-use crate::model::cluster_state::{ClusterState, ListenerSpec};
+use crate::model::cluster_state::{ClusterState, GatewayRouteKind, ListenerSpec};
 
 /// Listener to which routes may attach.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,8 @@ pub(super) struct UsableListener<'a> {
     pub(super) gateway: &'a NamespacedName,
     /// The listener.
     pub(super) spec: &'a ListenerSpec,
+    /// Kinds of routes that it takes.
+    pub(super) kinds: &'static [GatewayRouteKind],
 }
 
 /// Returns the listeners of all Gateways to which routes may attach.
@@ -24,7 +26,7 @@ pub(super) fn usable_listeners(cluster: &ClusterState) -> Vec<UsableListener<'_>
         let plan = plan_gateway(cluster, gateway, state);
         let listeners = state.listeners.iter().zip(plan.listeners);
         let usable = listeners.filter(|(_, plan)| plan.is_usable);
-        all.extend(usable.map(|(spec, _)| UsableListener { gateway, spec }));
+        all.extend(usable.map(|(spec, plan)| UsableListener { gateway, spec, kinds: plan.kinds }));
     }
     all
 }
@@ -33,7 +35,7 @@ pub(super) fn usable_listeners(cluster: &ClusterState) -> Vec<UsableListener<'_>
 /// specific listener.
 pub fn listener_hosts(cluster: &ClusterState) -> BTreeSet<GatewayHostKey> {
     let listeners = usable_listeners(cluster);
-    listeners.iter().map(|it| host_key(it.spec, listener_host(it.spec))).collect()
+    listeners.iter().map(|it| listener_key(it.spec)).collect()
 }
 
 /// Returns the hosts of a route at a listener. `None`: the two have no host in common. A host for which a more specific
@@ -59,6 +61,11 @@ pub(super) fn route_hosts(
     };
     let own_hosts = common.into_iter().filter(|it| !is_taken(it));
     Some(own_hosts.map(|it| host_key(listener.spec, it)).collect())
+}
+
+/// Returns transport and host of a listener.
+pub(super) fn listener_key(listener: &ListenerSpec) -> GatewayHostKey {
+    host_key(listener, listener_host(listener))
 }
 
 fn host_key(listener: &ListenerSpec, host: &str) -> GatewayHostKey {
@@ -114,7 +121,8 @@ mod tests {
     fn hosts(names: &[&str], listeners: &[&str]) -> Option<Vec<String>> {
         let gateway = NamespacedName::new("a", "g");
         let specs: Vec<ListenerSpec> = listeners.iter().map(|it| listener(it)).collect();
-        let all = specs.iter().map(|spec| UsableListener { gateway: &gateway, spec });
+        let kinds = &GatewayRouteKind::ALL;
+        let all = specs.iter().map(|spec| UsableListener { gateway: &gateway, spec, kinds });
         let all: Vec<UsableListener<'_>> = all.collect();
         let names: Vec<SmolStr> = names.iter().map(|it| (*it).into()).collect();
         let found = route_hosts(&names, all[0], &all)?;

@@ -28,6 +28,7 @@ fn expected_edge() -> EdgeSettings {
             ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
         },
         tcp_idle_timeout: Some(Duration::from_secs(3600)),
+        trusted_ingresses: vec!["10.244.0.0/16".parse().unwrap()],
     }
 }
 
@@ -51,6 +52,7 @@ fn every_key_is_followed() {
         external_domain_tls: true,
         cluster_local_domain_tls: true,
         certificate_class: "x.example.com".into(),
+        ingress_class: "y.example.com".into(),
         wildcard_namespaces: Some(LabelSelector::default()),
         edge: expected_edge(),
         gateway_ports: PortRanges::parse(["5432", "6000-6100"]).unwrap(),
@@ -70,6 +72,8 @@ fn every_key_is_followed() {
         ("external-domain-tls", "Enabled"),
         ("cluster-local-domain-tls", "Enabled"),
         ("certificate-class", "x.example.com"),
+        ("ingress-class", "y.example.com"),
+        ("rouse.dev.trusted-ingresses", "10.244.1.2/16"),
         ("namespace-wildcard-cert-selector", "{}"),
         ("domain-template", source),
         ("tag-template", "{{.Name}}-{{.Tag}}"),
@@ -80,6 +84,22 @@ fn every_key_is_followed() {
         ("rouse.dev.path", "activator"),
     ]);
     assert_eq!(read, Ok(ParsedConfigMap { value: expected, warnings: vec![] }));
+}
+
+#[test]
+fn another_ingress_must_be_trusted_and_that_of_rouse_need_not() {
+    let read = |pairs: &[(&str, &str)]| {
+        let read = map(pairs).unwrap();
+        (read.value.ingress_class, read.warnings)
+    };
+    for own in ["", OWN_INGRESS_CLASS] {
+        assert_eq!(read(&[("ingress-class", own)]), (OWN_INGRESS_CLASS.into(), vec![]));
+    }
+    let (class, warnings) = read(&[("ingress-class", "y.example.com")]);
+    assert_eq!(class, "y.example.com");
+    assert!(warnings[0].contains("has no effect"), "{warnings:?}");
+    let error = map(&[("rouse.dev.trusted-ingresses", "kourier")]).unwrap_err();
+    assert_eq!(error, "rouse.dev.trusted-ingresses has \"kourier\", must be ADDRESS/LENGTH");
 }
 
 #[test]
@@ -255,8 +275,14 @@ fn the_selector_of_namespaces_with_one_certificate_is_applied() {
 
 #[test]
 fn trust_in_every_client_gets_a_warning() {
-    let read = map(&[("rouse.dev.trusted-proxies", "0.0.0.0/0")]).unwrap();
-    assert!(read.warnings.iter().any(|it| it.contains("trusts every client")), "{read:?}");
+    for key in ["rouse.dev.trusted-proxies", "rouse.dev.trusted-ingresses"] {
+        for (network, expected) in [("0.0.0.0/0", 1), ("::/0", 1), ("10.0.0.0/8", 0)] {
+            let read = map(&[(key, network)]).unwrap();
+            let warnings = read.warnings.iter();
+            let count = warnings.filter(|it| it.contains("trusts every client")).count();
+            assert_eq!(count, expected, "{key} {network} {read:?}");
+        }
+    }
 }
 
 #[test]

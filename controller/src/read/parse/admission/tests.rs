@@ -22,6 +22,7 @@ fn settings(features: &Features) -> RuleSettings<'_> {
         features,
         autoscaler: &AUTOSCALER,
         cluster_domain: "cluster.local",
+        trusts_ingresses: false,
     }
 }
 
@@ -939,4 +940,23 @@ fn kinds_that_only_the_controller_writes_get_a_warning() {
     }
     assert!(warnings_of(AdmittedKind::Metric, owned, false));
     assert!(!warnings_of(AdmittedKind::ClusterDomainClaim, "[]", false), "an administrator's own");
+}
+
+#[test]
+fn the_class_of_another_ingress_has_an_effect_once_an_ingress_is_trusted() {
+    let object = |class: &str| {
+        let annotations = format!("{{networking.knative.dev/ingress-class: {class}}}");
+        let meta = format!("{{name: a, namespace: n, annotations: {annotations}}}");
+        let traffic = "[{configurationName: a, percent: 100}]";
+        yaml(&format!("{{metadata: {meta}, spec: {{traffic: {traffic}}}}}"))
+    };
+    let warnings = |class: &str, trusts_ingresses: bool| {
+        let (object, mut settings) = (object(class), settings(&FEATURES));
+        settings.trusts_ingresses = trusts_ingresses;
+        let request = create_request(AdmittedKind::Route, &object, &FEATURES);
+        validate(&AdmissionRequest { settings, ..request }).warnings.len()
+    };
+    let own = "rouse.ingress.networking.knative.dev";
+    assert_eq!([warnings("x.test", false), warnings(own, false)], [1, 0]);
+    assert_eq!([warnings("x.test", true), warnings(own, true)], [0, 0]);
 }

@@ -30,6 +30,7 @@ use crate::{
         write_decision::{AppliedStatus, WriteAction},
         write_outcome::{ApiResponse, WriteOutcome, classify_response},
     },
+    write::desired::SUPPORTED_FEATURES_FIELD,
 };
 
 /// Annotation of a pod: Kubernetes removes the pods with the lowest number first.
@@ -132,10 +133,19 @@ impl ObjectWriter {
         }
     }
 
-    async fn apply_status(&self, key: &ObjectPartKey, body: Value) -> WriteOutcome {
+    async fn apply_status(&self, key: &ObjectPartKey, mut body: Value) -> WriteOutcome {
         let api = object_api(&self.client, key.resource, &key.name);
+        // Of the whole status, also where a part is left out: it would else be sent without an end.
         let sent_hash = stable_json_hash(&body["status"]);
-        match api.patch_status(&key.name.name, &apply_params(), &Patch::Apply(&body)).await {
+        let name = &key.name.name;
+        let mut applied = api.patch_status(name, &apply_params(), &Patch::Apply(&body)).await;
+        if let Err(error) = &applied
+            && drop_refused_field(key.resource, &error_chain(error), &mut body)
+        {
+            debug!(object = %key, "the API server does not have a field of the status: left out");
+            applied = api.patch_status(name, &apply_params(), &Patch::Apply(&body)).await;
+        }
+        match applied {
             Ok(object) => {
                 if let Some(observed) = self.store_response(key, object, ObjectOrigin::Observed) {
                     let applied = AppliedStatus { sent_hash, stored_hash: observed.status_hash };
@@ -370,6 +380,15 @@ fn deletion_cost_at(now_s: u64) -> String {
     format!("-{}", now_s.min(i32::MAX.unsigned_abs().into()))
 }
 
+/// Removes the field from a status that an API server with an earlier release of the Gateway API refuses, as its message
+/// tells. Returns true if there was one.
+fn drop_refused_field(resource: ResourceKind, message: &str, body: &mut Value) -> bool {
+    let is_refused =
+        resource == ResourceKind::GatewayClass && message.contains(SUPPORTED_FEATURES_FIELD);
+    let status = body["status"].as_object_mut().filter(|_| is_refused);
+    status.is_some_and(|it| it.remove(SUPPORTED_FEATURES_FIELD).is_some())
+}
+
 fn apply_params() -> PatchParams {
     // Force takes over fields of other managers, as Kubernetes advises controllers to do.
     PatchParams::apply(FIELD_MANAGER).force()
@@ -510,6 +529,29 @@ mod tests {
         assert_eq!(methods, [Method::PATCH, Method::GET]);
         let observed = writer.observed(key.resource, &key.name).expect("it was read");
         assert_eq!((&*observed.resource_version, observed.replicas), ("9", Some(3)));
+    }
+
+    /// The class would else never be accepted where the API server has an earlier release of the Gateway API.
+    #[tokio::test(start_paused = true)]
+    async fn a_class_without_features_gets_a_status_without_them_once() {
+        let message = "failed to create typed patch object: .status.supportedFeatures: field not declared in schema";
+        let refusal =
+            json!({"kind": "Status", "status": "Failure", "code": 500, "message": message});
+        let metadata = json!({"name": "rouse", "uid": "u", "resourceVersion": "8"});
+        let stored = json!({"metadata": metadata, "status": {"conditions": []}});
+        let (writer, sent) = writer_with_responses([(500, refusal), (200, stored)]);
+        let name = NamespacedName::new("", "rouse");
+        let key = ObjectPartKey::new(ResourceKind::GatewayClass, ObjectPart::Status, name);
+        let status = json!({"conditions": [], "supportedFeatures": [{"name": "Gateway"}]});
+        let body = json!({"metadata": {"name": "rouse"}, "status": status});
+        writer.with_state(|state| state.cache.begin_request(&key));
+        assert_eq!(writer.apply_status(&key, body).await, WriteOutcome::Done);
+        let sent = sent.lock().expect("no panic");
+        let statuses: Vec<&Value> = sent.iter().map(|(_, _, body)| &body["status"]).collect();
+        assert_eq!(statuses, [&status, &json!({"conditions": []})]);
+        // The whole status counts as written, so that it is not sent again.
+        let applied = writer.with_state(|state| state.applied_statuses.get(&key).copied());
+        assert_eq!(applied.map(|it| it.sent_hash), Some(stable_json_hash(&status)));
     }
 
     #[tokio::test(start_paused = true)]

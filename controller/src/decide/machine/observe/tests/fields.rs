@@ -161,6 +161,7 @@ fn admit(kind: AdmittedKind, object: &Value, feature: Option<&str>) -> (Value, V
         features: &features,
         autoscaler: &autoscaler,
         cluster_domain: "cluster.local",
+        trusts_ingresses: false,
     };
     let ask = AdmissionRequest { kind, object, old: None, user: None, settings };
     let (filled, unknown) = apply_defaults(&ask);

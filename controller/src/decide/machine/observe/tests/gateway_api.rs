@@ -1,4 +1,4 @@
-//! Gateways and HTTPRoutes: statuses with the reasons of the specification, and the rules of hosts in the RouteTable.
+//! Gateways and routes: statuses with the reasons of the specification, and the rules of hosts in the RouteTable.
 
 use std::sync::Arc;
 
@@ -10,6 +10,8 @@ use common::{
 
 use super::*;
 use crate::model::cluster_state::SecretRead;
+
+mod grpc_routes;
 
 const PORT: u16 = 8080;
 
@@ -95,9 +97,17 @@ fn apply_route(api_server: &mut FakeApiServer, route_name: &str, spec: Value) {
     apply_at(api_server, ResourceKind::HttpRoute, &name(route_name), spec);
 }
 
-/// Returns the conditions of the only parent of Rouse, each as its reason.
+/// Returns the conditions of the only parent of Rouse of an HTTPRoute, each as its reason.
 fn reasons(api_server: &FakeApiServer, route_name: &str) -> (String, String) {
-    let parents = &api_server.object(ResourceKind::HttpRoute, route_name)["status"]["parents"];
+    reasons_of(api_server, ResourceKind::HttpRoute, route_name)
+}
+
+fn reasons_of(
+    api_server: &FakeApiServer,
+    resource: ResourceKind,
+    route_name: &str,
+) -> (String, String) {
+    let parents = &api_server.object(resource, route_name)["status"]["parents"];
     let parents = parents.as_array().expect("a status");
     let own = parents.iter().find(|it| it["controllerName"] == "rouse.dev/gateway");
     let conditions = &own.expect("an own entry")["conditions"];
@@ -185,6 +195,8 @@ fn a_gateway_states_its_addresses_its_listeners_and_their_routes() {
     let class = &api_server.objects[&(ResourceKind::GatewayClass, class)]["status"];
     assert_eq!(class["conditions"][0]["reason"], "Accepted");
     assert_eq!(class["observedGeneration"], Value::Null, "the kind has no such field");
+    let features = class["supportedFeatures"].as_array().expect("features");
+    assert!(features.contains(&json!({"name": "GRPCRoute"})), "{features:?}");
 }
 
 #[test]
@@ -204,15 +216,15 @@ fn a_parent_states_the_reason_for_which_a_route_is_not_attached() {
     };
     let mut other_host = route(plain_backend(), &["/"]);
     other_host["hostnames"] = json!(["b.test"]);
-    let mut rewrite = route(plain_backend(), &["/"]);
-    rewrite["rules"][0]["filters"] = json!([{"type": "URLRewrite"}]);
+    let mut mirror = route(plain_backend(), &["/"]);
+    mirror["rules"][0]["filters"] = json!([{"type": "RequestMirror"}]);
     for (spec, expected) in [
         (with("sectionName", "http".into()), "Accepted"),
         (with("sectionName", "none".into()), "NoMatchingParent"),
         (with("port", 81.into()), "NoMatchingParent"),
         (with("sectionName", "labelled".into()), "NotAllowedByListeners"),
         (other_host, "NoMatchingListenerHostname"),
-        (rewrite, "UnsupportedValue"),
+        (mirror, "UnsupportedValue"),
     ] {
         apply_route(&mut api_server, "shop", spec.clone());
         assert_eq!(reasons(&api_server, "shop").0, expected, "{spec}");

@@ -130,6 +130,7 @@ fn judge(object: Value, configs: &config_maps::Configs) -> (Value, String) {
         features: &configs.features,
         autoscaler: &configs.autoscaler,
         cluster_domain: "cluster.local",
+        trusts_ingresses: configs.network.trusts_ingresses(),
     };
     let ask = AdmissionRequest {
         kind: AdmittedKind::Service,
