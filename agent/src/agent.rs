@@ -185,7 +185,10 @@ impl Agent {
                 client_sockets.clone(),
                 metrics.clone(),
             ),
-            stale_connections: StaleConnectionTask::new(closer, metrics.clone()),
+            stale_connections: StaleConnectionTask::new(
+                closer.with_records(client_sockets.clone()),
+                metrics.clone(),
+            ),
             overdue_requests: OverdueRequestTask::new(
                 handles.finder.channel(),
                 handles.maps.conns(),

@@ -95,6 +95,10 @@ pub(crate) struct AgentMetrics {
     pub(crate) meshed_namespaces: Gauge,
     /// Stale connections that are left.
     pub(crate) connections_stale: Gauge,
+    /// Scans for stale connections, by scope.
+    client_scans: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Network namespaces whose connections these scans have listed.
+    client_walks: Family<[(&'static str, &'static str); 1], Counter>,
     /// 1 if stale connections are closed under their locks, else 0.
     pub(crate) closes_locked: Gauge,
     /// Connections that were closed because their request was overdue.
@@ -158,6 +162,8 @@ impl AgentMetrics {
             tcp_sockets_ended: Counter::default(),
             meshed_namespaces: Gauge::default(),
             connections_stale: Gauge::default(),
+            client_scans: Family::default(),
+            client_walks: Family::default(),
             closes_locked: Gauge::default(),
             overdue_closed: Counter::default(),
             deadline_scans: Counter::default(),
@@ -249,6 +255,10 @@ impl AgentMetrics {
         registry.register("meshed_namespaces", help, self.meshed_namespaces.clone());
         let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
+        let help = "Scans for stale connections, by the clients that they cover";
+        registry.register("client_scans", help, self.client_scans.clone());
+        let help = "Network namespaces whose connections such scans have listed";
+        registry.register("client_walks", help, self.client_walks.clone());
         let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
         registry.register("ends_locked", help, self.closes_locked.clone());
     }
@@ -337,6 +347,12 @@ impl AgentMetrics {
         self.thaws.get_or_create(&[("cause", cause)]).inc_by(count);
     }
 
+    /// Counts one scan for stale connections, and the network namespaces whose connections it has listed.
+    pub(crate) fn count_client_scan(&self, scope: &'static str, walks: u64) {
+        self.client_scans.get_or_create(&[("scope", scope)]).inc();
+        self.client_walks.get_or_create(&[("scope", scope)]).inc_by(walks);
+    }
+
     /// Counts one attempt of a probe.
     pub(crate) fn count_probe(&self, passed: bool) {
         let result = if passed { "passed" } else { "failed" };
@@ -377,6 +393,7 @@ mod tests {
             PodStateCounts { in_table: 3, listening: 2, ready: 1, ..PodStateCounts::default() };
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
+        metrics.count_client_scan("all", 3);
         metrics.add_thaws("request", 2);
         metrics.thaw_time.observe(0.001);
         metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));
@@ -389,6 +406,8 @@ mod tests {
         for line in [
             "rouse_agent_pods{state=\"ready\"} 1",
             "rouse_agent_probes_total{result=\"passed\"} 1",
+            "rouse_agent_client_scans_total{scope=\"all\"} 1",
+            "rouse_agent_client_walks_total{scope=\"all\"} 3",
             "rouse_agent_thaws_total{cause=\"request\"} 2",
             "rouse_agent_thaw_seconds_count 1",
             "rouse_agent_listen_to_report_seconds_count 0",

@@ -29,10 +29,10 @@ pub use self::{
 };
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000008";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000009";
 
 /// Quarantine of a freed backend, extent or service id before reuse, in ns.
 ///
@@ -74,6 +74,7 @@ pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
+/// Of those to Rouse's pods, only scans of all clients find the ones beyond them.
 pub const OVERFLOW_COPIES_MAX: u32 = 16_384;
 /// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel
 /// refuses a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
@@ -150,6 +151,10 @@ pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
 /// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
 pub const CONTROL_KUBELET_MARKED: u32 = 12;
+/// Index in `CONTROL`: redirected connects of TCP of which user space can read no record, for want of memory: there is
+/// none, or it is in socket storage and has no copy. Subflows of Multipath TCP are not among them. It changes rarely, so
+/// it shares the line of the words above.
+pub const CONTROL_UNLISTED: u32 = 14;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;
@@ -467,11 +472,17 @@ pub struct ConnectRecord {
     pub original_port_be: u16,
     /// Port that the connect was rewritten to, network byte order.
     pub backend_port_be: u16,
-    /// Cookie of the socket's network namespace, if the backend is an endpoint of a Service of the cluster: such a
-    /// connection is ended once the endpoint has left. 0: it is one of Rouse's pods or activators.
+    /// Cookie of the socket's network namespace, with [`NETNS_OF_ROUTED`] or without; 0 once the socket is no longer
+    /// connected to the backend.
     pub netns_cookie: u64,
 }
 const _: () = assert!(size_of::<ConnectRecord>() == 8 * CONNECT_RECORD_WORDS);
+
+/// Flag of [`ConnectRecord::netns_cookie`]: the backend is one of Rouse's pods or activators. Without it, the backend is
+/// an endpoint of a Service of the cluster, and the connection is ended once the endpoint has left.
+///
+/// The kernel counts cookies of namespaces up from 1, so none has this bit.
+pub const NETNS_OF_ROUTED: u64 = 1 << 63;
 
 /// Number of words in [`ConnectRecord`].
 pub const CONNECT_RECORD_WORDS: usize = 8;
@@ -481,6 +492,21 @@ impl ConnectRecord {
     pub const fn from_words(words: [u64; CONNECT_RECORD_WORDS]) -> Self {
         // SAFETY: the sizes are equal, and the fields are integers without padding; every bit pattern is valid.
         unsafe { core::mem::transmute(words) }
+    }
+
+    /// Returns the cookie of the socket's network namespace; `None` once the socket is no longer connected to the
+    /// backend.
+    pub const fn namespace(&self) -> Option<u64> {
+        match self.netns_cookie & !NETNS_OF_ROUTED {
+            0 => None,
+            cookie => Some(cookie),
+        }
+    }
+
+    /// Returns true if the backend is one of Rouse's pods or activators, and not an endpoint of a Service of the
+    /// cluster.
+    pub const fn is_routed(&self) -> bool {
+        self.netns_cookie & NETNS_OF_ROUTED != 0
     }
 }
 

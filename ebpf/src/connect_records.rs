@@ -37,7 +37,10 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
         }
         None => match claim_record(cookie).or_else(|| create_overflow_record(socket)) {
             Some(client) => client,
-            None => return increment_control(abi::CONTROL_UNTRACKED),
+            None => {
+                increment_control(abi::CONTROL_UNLISTED);
+                return increment_control(abi::CONTROL_UNTRACKED);
+            }
         },
     };
     client.socket_cookie = cookie;
@@ -47,7 +50,7 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
     client.backend_port_be = target.port_be;
     client.backend = target.backend;
     client.generation = target.generation;
-    client.netns_cookie = target.netns_cookie;
+    client.netns_cookie = recorded_namespace(ctx, target);
     // If the row is another backend's by now, no gauge counts this socket, and none will be lowered for it.
     if let Some(row) = recorded_backend(client) {
         // SAFETY: a live map value.
@@ -55,6 +58,15 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
     }
     if has_overflow_records() && claimed_record(cookie).is_none() {
         copy_overflow_record(client, cookie);
+    }
+}
+
+/// Returns the namespace of a socket that is led to this backend, as its record has it.
+#[inline(always)]
+fn recorded_namespace(ctx: BpfSockAddr, target: &ChosenBackend) -> u64 {
+    match target.netns_cookie {
+        0 => ctx.netns_cookie() | abi::NETNS_OF_ROUTED,
+        of_endpoint => of_endpoint,
     }
 }
 
@@ -212,17 +224,15 @@ fn create_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRec
     Some(client)
 }
 
-/// Copies the record in a socket's storage for user space, if it is of a connect to an endpoint.
+/// Copies the record in a socket's storage for user space.
 ///
 /// A present copy is replaced, so that user space reads no mixture of two.
 #[inline(always)]
 fn copy_overflow_record(client: &ConnectRecord, cookie: u64) {
-    if client.netns_cookie == 0 {
-        return remove_overflow_copy(cookie);
-    }
     // Without memory for a copy, the connection stays open when its endpoint leaves, and an earlier copy must go.
     if OVERFLOW_COPIES.insert(cookie, client, 0).is_err() {
         let _none = OVERFLOW_COPIES.remove(cookie);
+        increment_control(abi::CONTROL_UNLISTED);
     }
 }
 
