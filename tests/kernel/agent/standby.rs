@@ -13,12 +13,14 @@ const QUICK_ORDER: StandbyOrder = StandbyOrder {
     quiet_time: Duration::from_millis(1),
     probe_time: Duration::from_millis(1),
     reclaims_memory: false,
+    agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
 };
 /// Order by which a pod that was thawed for a request or a probe runs until the end of the test.
 const LASTING_ORDER: StandbyOrder = StandbyOrder {
     quiet_time: Duration::from_secs(600),
     probe_time: Duration::from_secs(600),
     reclaims_memory: false,
+    agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
 };
 /// Longest pause between two requests of a client at first, in ms. A freeze and its checks take some 30 ms, so requests
 /// come at each moment of them.

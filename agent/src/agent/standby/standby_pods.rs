@@ -173,6 +173,7 @@ mod tests {
         quiet_time: Duration::from_secs(1),
         probe_time: Duration::from_secs(1),
         reclaims_memory: false,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
     };
 
     #[test]

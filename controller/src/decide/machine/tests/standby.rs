@@ -179,6 +179,7 @@ fn an_order_has_the_times_and_the_memory_setting_of_its_revision() {
         quiet_time: Duration::from_secs(45),
         probe_time: Duration::from_secs(7),
         reclaims_memory: true,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
     };
     assert_eq!(entry(&sim, &uid).standby, Some(order));
 }
