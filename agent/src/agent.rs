@@ -229,6 +229,7 @@ impl Agent {
         shutdown: &CancellationToken,
     ) -> std::io::Result<()> {
         loop {
+            self.standby.record_turn();
             let sweep = self.next_sweep;
             let wakes = [
                 self.pods.next_wake(),

@@ -373,6 +373,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
     let agent = Agent::new(config.node, cluster.start, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
+    tasks.spawn(agent.thaw_promise()?.keep(shutdown.clone()));
     let ended = tokio::select! {
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),

@@ -150,6 +150,10 @@ pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
 /// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
 pub const CONTROL_KUBELET_MARKED: u32 = 12;
+/// Index in `CONTROL`: time until which the agent promises to thaw its frozen pods, CLOCK_MONOTONIC ns; 0: without end.
+/// After it, connects pass over the pods of this node with [`POD_STANDBY`]. The agent writes it. Programs that do not know
+/// the word pass over none, so it needs no version of its own.
+pub const CONTROL_THAWS_UNTIL: u32 = 13;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;
@@ -295,7 +299,8 @@ pub const POD_HAS_PORTS: u16 = 8;
 /// Flag of [`PodValue`]: the serving port is opaque, as one with [`POD_PORT_OPAQUE`].
 pub const POD_OPAQUE: u16 = 16;
 /// Flag of [`PodValue`]: the pod is frozen, or about to be. Each connection that any of its ports accepts sends an
-/// [`EVENT_GROWTH`], whether it counts or not.
+/// [`EVENT_GROWTH`], whether it counts or not. Once the agent has [broken its promise](CONTROL_THAWS_UNTIL), connects of
+/// this node pass the pod over.
 ///
 /// Programs that do not know the flag send none, and no other flag has its bit, so it needs no version of its own.
 pub const POD_STANDBY: u16 = 32;

@@ -6,6 +6,7 @@
 
 mod standby_pods;
 mod tasks;
+mod thaw_promise;
 
 use std::{
     collections::VecDeque,
@@ -45,7 +46,7 @@ impl Agent {
         let Some(order) = tracked else {
             if is_known {
                 self.handle_standby_event(uid, StandbyEvent::StopRequested);
-                self.standby.uids_by_slot.retain(|_, it| it != uid);
+                self.standby.remove_armed(uid);
                 self.standby.pods.remove(uid);
             }
             return;
@@ -66,6 +67,7 @@ impl Agent {
         }
         if has_order_changed {
             self.handle_standby_event(uid, StandbyEvent::Ordered(order));
+            self.standby.update_promise();
         }
     }
 
@@ -86,7 +88,7 @@ impl Agent {
     /// connections send no events.
     pub(super) fn handle_standby_registration(&mut self, uid: &str) {
         self.handle_standby_event(uid, StandbyEvent::ProcessesChanged);
-        self.standby.uids_by_slot.retain(|_, it| it != uid);
+        self.standby.remove_armed(uid);
     }
 
     /// Handles the result of a task. One that is no longer the newest of its kind has no effect.
@@ -282,7 +284,7 @@ impl Agent {
             return false;
         }
         self.handles.usage.arm_next_request(entry.slot, &self.handles.maps);
-        self.standby.uids_by_slot.insert(entry.slot, uid.to_owned());
+        self.standby.add_armed(entry.slot, uid);
         // A reading that began before this may have missed a connection that sent no event.
         if let Some(pod) = self.standby.pods.get_mut(uid) {
             pod.reading = None;
@@ -292,7 +294,7 @@ impl Agent {
 
     /// Ends the events of a pod's connections. If that fails, each connection still sends one, which has no effect.
     fn disarm_standby(&mut self, uid: &str) {
-        self.standby.uids_by_slot.retain(|_, it| it != uid);
+        self.standby.remove_armed(uid);
         let Some(RegisteredPod { cookie, entry, .. }) = self.registry.get(uid) else { return };
         if let Err(error) = self.handles.maps.set_connection_events(cookie, entry, false) {
             warn!(uid, error = %error_chain(&error), "cannot end the events of a pod's connections");

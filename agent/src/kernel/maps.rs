@@ -113,6 +113,7 @@ pub(crate) mod meshed_namespaces;
 mod pod_ports;
 mod previous_version;
 pub(crate) mod stored_totals;
+pub mod thaw_promise;
 
 /// Maps of routes, pods, listeners and connections. Other maps are opened where they are used, such as `EVENTS`.
 ///
@@ -208,6 +209,11 @@ impl KernelMaps {
         &self,
     ) -> Result<meshed_namespaces::MeshedNamespaceEntries, KernelMapError> {
         meshed_namespaces::MeshedNamespaceEntries::open(&self.pins)
+    }
+
+    /// Opens the promise to thaw frozen pods, for another task.
+    pub fn thaw_promise(&self) -> Result<thaw_promise::ThawPromise, KernelMapError> {
+        thaw_promise::ThawPromise::open(&self.pins)
     }
 
     /// Leaves connects and datagrams of kernel threads unchanged, as for mounts, or redirects them.
