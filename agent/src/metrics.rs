@@ -58,6 +58,8 @@ pub(crate) struct AgentMetrics {
     thaws: Family<[(&'static str, &'static str); 1], Counter>,
     /// Time from a connection or request at a frozen pod until its processes run.
     pub(crate) thaw_time: Histogram,
+    /// Frozen pods of other nodes that connects pass over.
+    pub(crate) pods_passed_over: Gauge,
     /// Time to plan a RouteTable and write it to the maps.
     pub(crate) apply: Histogram,
     /// Failed writes of a RouteTable.
@@ -140,6 +142,7 @@ impl AgentMetrics {
             listen_to_report: seconds(10e-6),
             thaws: Family::default(),
             thaw_time: seconds(10e-6),
+            pods_passed_over: Gauge::default(),
             apply: seconds(10e-6),
             apply_failures: Counter::default(),
             version: Gauge::default(),
@@ -259,6 +262,8 @@ impl AgentMetrics {
         registry.register("thaws", help, self.thaws.clone());
         let help = "Time from a connection or request at a frozen pod until its processes run";
         registry.register_with_unit("thaw", help, Unit::Seconds, self.thaw_time.clone());
+        let help = "Frozen pods of other nodes that connects pass over, as no agent thaws them";
+        registry.register("pods_passed_over", help, self.pods_passed_over.clone());
     }
 
     /// Registers the figures about routes.

@@ -23,7 +23,8 @@ pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
     kernel_events::{
-        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, IdleEvent, KernelEvent,
+        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, EVENT_STANDBY_CONNECT,
+        IdleEvent, KernelEvent,
     },
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
@@ -175,8 +176,8 @@ pub struct FrontendKey {
 }
 const _: () = assert!(size_of::<FrontendKey>() == 20);
 
-/// Target of connects: value of `BACKENDS`. All fields but `open_connections` and `unanswered_ns` are constant while
-/// any list names it.
+/// Target of connects: value of `BACKENDS`. All fields but `open_connections`, `unanswered_ns` and `connect_event` are
+/// constant while any list names it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendValue {
@@ -196,8 +197,12 @@ pub struct BackendValue {
     pub open_connections: u64,
     /// Time at which a connect last got no response within TCP's first timeout (1 s), CLOCK_MONOTONIC; 0: never.
     pub unanswered_ns: u64,
-    /// Padding to a cache line, so that gauges of neighbours do not share one.
-    pub spare: u64,
+    /// Not 0: the next connect that is led there sends an [`EVENT_STANDBY_CONNECT`] and clears this word. The agent writes
+    /// it for pods of other nodes with a standby order. Programs that do not know the word send none, and earlier agents
+    /// left it at 0, so it needs no version of its own.
+    ///
+    /// It fills a cache line, so that gauges of neighbours do not share one.
+    pub connect_event: u64,
 }
 const _: () = assert!(size_of::<BackendValue>() == 64);
 

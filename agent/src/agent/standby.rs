@@ -31,6 +31,7 @@ use crate::{
     clock::monotonic_ns,
     kernel::freezer::{self, CgroupState},
     pods::{
+        pod_server::running::RunningQuery,
         registry::RegisteredPod,
         standby::{StandbyAction, StandbyEvent, StandbyUsage},
         standby_facts::StandbyFacts,
@@ -161,6 +162,7 @@ impl Agent {
         let dropped = self.handles.maps.control_word(abi::CONTROL_DROPPED);
         // Any of the lost events may be that of a probe, which no counter shows.
         if std::mem::replace(&mut self.standby.dropped_events, dropped) != dropped {
+            self.check_armed_connects();
             let armed: Vec<String> = self.standby.uids_by_slot.values().cloned().collect();
             armed.iter().for_each(|uid| self.handle_standby_event(uid, StandbyEvent::PacketSeen));
         }
@@ -210,6 +212,17 @@ impl Agent {
             debug!(uid, frozen, "the processes of a frozen pod have changed");
             self.handle_standby_event(uid, StandbyEvent::ProcessesChanged);
         }
+    }
+
+    /// Answers a query if a pod of this node runs. Its sender waits for the pod, so a pod that is still frozen is thawed: the
+    /// event of the connection may have been lost.
+    pub(super) fn answer_running_query(&mut self, query: RunningQuery) {
+        let RunningQuery { uid, reply } = query;
+        if self.standby.is_frozen(&uid) {
+            self.handle_standby_event(&uid, StandbyEvent::PacketSeen);
+        }
+        // A failed send means that the sender no longer waits.
+        let _ = reply.send(!self.standby.is_frozen(&uid));
     }
 
     /// Thaws all pods for good: the agent stops.

@@ -323,6 +323,7 @@ impl KernelMaps {
         row[offset_of!(abi::BackendValue, generation) / 8].fetch_add(1, Relaxed);
         row[offset_of!(abi::BackendValue, open_connections) / 8].store(0, Relaxed);
         row[offset_of!(abi::BackendValue, unanswered_ns) / 8].store(0, Relaxed);
+        row[offset_of!(abi::BackendValue, connect_event) / 8].store(0, Relaxed);
     }
 
     /// Reads the routing state of the maps, for the plan after a restart or a failed write.
@@ -390,6 +391,18 @@ impl KernelMaps {
         let at_ns = row[offset_of!(abi::BackendValue, unanswered_ns) / 8].load(Relaxed);
         let elapsed_ns = datapath::load_balancing::elapsed_ns(now_ns, at_ns);
         at_ns != 0 && elapsed_ns < abi::AVOID_UNANSWERED_NS
+    }
+
+    /// Arms one event for the next connect that is led to a backend.
+    pub fn arm_connect_event(&self, backend: u32) {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        row[offset_of!(abi::BackendValue, connect_event) / 8].store(1, Release);
+    }
+
+    /// Returns true while no connect was led to a backend since its event was armed.
+    pub fn is_connect_event_armed(&self, backend: u32) -> bool {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        row[offset_of!(abi::BackendValue, connect_event) / 8].load(Acquire) != 0
     }
 
     /// Returns the registered pods by netns cookie.
