@@ -71,7 +71,7 @@ pub(crate) struct AgentMetrics {
     /// Redirected connects without a connect record: there was no memory for it, or they are subflows of Multipath
     /// TCP. Their requests are counted.
     pub(crate) untracked: Gauge,
-    /// Connects that found no local listener and went to the activator.
+    /// Connects that went to an activator, because no local pod had a listener or its agent to thaw it.
     pub(crate) fallbacks: Gauge,
     /// Connects whose SYN got no response within a second.
     pub(crate) unanswered: Gauge,
@@ -205,7 +205,7 @@ impl AgentMetrics {
         registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
         let help = "Redirected connects without a record in the kernel; requests are counted";
         registry.register("connects_untracked", help, self.untracked.clone());
-        let help = "Connects that went to the activator because no local listener was open";
+        let help = "Connects that went to the activator: no local listener, or no agent to thaw it";
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
