@@ -58,6 +58,8 @@ pub(crate) struct AgentMetrics {
     thaws: Family<[(&'static str, &'static str); 1], Counter>,
     /// Time from a connection or request at a frozen pod until its processes run.
     pub(crate) thaw_time: Histogram,
+    /// Frozen pods of other nodes that connects pass over.
+    pub(crate) pods_passed_over: Gauge,
     /// Time to plan a RouteTable and write it to the maps.
     pub(crate) apply: Histogram,
     /// Failed writes of a RouteTable.
@@ -69,7 +71,7 @@ pub(crate) struct AgentMetrics {
     /// Redirected connects without a connect record: there was no memory for it, or they are subflows of Multipath
     /// TCP. Their requests are counted.
     pub(crate) untracked: Gauge,
-    /// Connects that found no local listener and went to the activator.
+    /// Connects that went to an activator, because no local pod had a listener or its agent to thaw it.
     pub(crate) fallbacks: Gauge,
     /// Connects whose SYN got no response within a second.
     pub(crate) unanswered: Gauge,
@@ -144,6 +146,7 @@ impl AgentMetrics {
             listen_to_report: seconds(10e-6),
             thaws: Family::default(),
             thaw_time: seconds(10e-6),
+            pods_passed_over: Gauge::default(),
             apply: seconds(10e-6),
             apply_failures: Counter::default(),
             version: Gauge::default(),
@@ -208,7 +211,7 @@ impl AgentMetrics {
         registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
         let help = "Redirected connects without a record in the kernel; requests are counted";
         registry.register("connects_untracked", help, self.untracked.clone());
-        let help = "Connects that went to the activator because no local listener was open";
+        let help = "Connects that went to the activator: no local listener, or no agent to thaw it";
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
@@ -269,6 +272,8 @@ impl AgentMetrics {
         registry.register("thaws", help, self.thaws.clone());
         let help = "Time from a connection or request at a frozen pod until its processes run";
         registry.register_with_unit("thaw", help, Unit::Seconds, self.thaw_time.clone());
+        let help = "Frozen pods of other nodes that connects pass over, as no agent thaws them";
+        registry.register("pods_passed_over", help, self.pods_passed_over.clone());
     }
 
     /// Registers the figures about routes.

@@ -23,7 +23,8 @@ pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
     kernel_events::{
-        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, IdleEvent, KernelEvent,
+        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, EVENT_STANDBY_CONNECT,
+        IdleEvent, KernelEvent,
     },
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
@@ -151,6 +152,9 @@ pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
 /// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
 pub const CONTROL_KUBELET_MARKED: u32 = 12;
+/// Index in `CONTROL`: time until which the agent promises to thaw its frozen pods, CLOCK_MONOTONIC ns; 0: without end.
+/// After it, connects pass over the pods of this node with [`POD_STANDBY`]. The agent writes it.
+pub const CONTROL_THAWS_UNTIL: u32 = 13;
 /// Index in `CONTROL`: redirected connects of TCP of which user space can read no record, for want of memory: there is
 /// none, or it is in socket storage and has no copy. Subflows of Multipath TCP are not among them. It changes rarely, so
 /// it shares the line of the words above.
@@ -176,8 +180,8 @@ pub struct FrontendKey {
 }
 const _: () = assert!(size_of::<FrontendKey>() == 20);
 
-/// Target of connects: value of `BACKENDS`. All fields but `open_connections` and `unanswered_ns` are constant while
-/// any list names it.
+/// Target of connects: value of `BACKENDS`. All fields but `open_connections`, `unanswered_ns` and `connect_event` are
+/// constant while any list names it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendValue {
@@ -197,8 +201,11 @@ pub struct BackendValue {
     pub open_connections: u64,
     /// Time at which a connect last got no response within TCP's first timeout (1 s), CLOCK_MONOTONIC; 0: never.
     pub unanswered_ns: u64,
-    /// Padding to a cache line, so that gauges of neighbours do not share one.
-    pub spare: u64,
+    /// Not 0: the next connect that is led there sends an [`EVENT_STANDBY_CONNECT`] and clears this word. The agent writes
+    /// it for pods of other nodes with a standby order.
+    ///
+    /// It fills a cache line, so that gauges of neighbours do not share one.
+    pub connect_event: u64,
 }
 const _: () = assert!(size_of::<BackendValue>() == 64);
 
@@ -300,7 +307,8 @@ pub const POD_HAS_PORTS: u16 = 8;
 /// Flag of [`PodValue`]: the serving port is opaque, as one with [`POD_PORT_OPAQUE`].
 pub const POD_OPAQUE: u16 = 16;
 /// Flag of [`PodValue`]: the pod is frozen, or about to be. Each connection that any of its ports accepts sends an
-/// [`EVENT_GROWTH`], whether it counts or not.
+/// [`EVENT_GROWTH`], whether it counts or not. Once the agent has [broken its promise](CONTROL_THAWS_UNTIL), connects of
+/// this node pass the pod over.
 ///
 /// Programs that do not know the flag send none, and no other flag has its bit, so it needs no version of its own.
 pub const POD_STANDBY: u16 = 32;

@@ -9,7 +9,7 @@ use crate::{
     backend_choice::ChosenBackend,
     maps::{
         BACKENDS, CLAIMS, CLIENTS, CONTROL, MINUS_ONE, OVERFLOW, OVERFLOW_COPIES, add_to_control,
-        atomic_add, increment_control, monotonic_ns,
+        atomic_add, increment_control, monotonic_ns, send_event,
     },
     sock_addr::{BpfSockAddr, address_bytes, address_words},
 };
@@ -55,6 +55,7 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
     if let Some(row) = recorded_backend(client) {
         // SAFETY: a live map value.
         atomic_add(unsafe { &raw mut (*row).open_connections }, 1);
+        report_standby_connect(row, client.backend);
     }
     if has_overflow_records() && claimed_record(cookie).is_none() {
         copy_overflow_record(client, cookie);
@@ -68,6 +69,29 @@ fn recorded_namespace(ctx: BpfSockAddr, target: &ChosenBackend) -> u64 {
         0 => ctx.netns_cookie() | abi::NETNS_OF_ROUTED,
         of_endpoint => of_endpoint,
     }
+}
+
+/// Reports a connect to a pod of another node that may be frozen, if the agent has asked for the next one: it checks that
+/// the pod's own agent has thawed it.
+#[inline(always)]
+fn report_standby_connect(row: *mut BackendValue, backend: u32) {
+    // SAFETY: a live map value; a single word. Volatile, as user space writes it.
+    if unsafe { ptr::read_volatile(&raw const (*row).connect_event) } == 0 {
+        return;
+    }
+    // Of two connects on two CPUs both may send an event, which is harmless.
+    // SAFETY: a live map value; a single word.
+    unsafe { ptr::write_volatile(&raw mut (*row).connect_event, 0) };
+    send_standby_connect(backend);
+}
+
+/// Sends the event of a connect to a pod that may be frozen. Returns 0. A function of its own: it is rare, and its event
+/// would take space on the stack of each connect.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn send_standby_connect(backend: u32) -> u32 {
+    send_event(abi::EVENT_STANDBY_CONNECT, backend, 0);
+    0
 }
 
 /// Frees the record of a socket that is released. Returns false if it has none.

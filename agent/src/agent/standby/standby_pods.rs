@@ -15,7 +15,7 @@ use datapath::abi;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tracing::error;
 
-use super::tasks::StandbyTaskResult;
+use super::{tasks::StandbyTaskResult, thaw_promise::PromiseFacts};
 use crate::{
     kernel::{features, freezer, maps::KernelMaps},
     metrics::AgentMetrics,
@@ -40,6 +40,8 @@ pub(in crate::agent) struct StandbyPods {
     pub(super) dropped_events: u64,
     /// True if connections to listeners that are older than the eBPF programs send events too.
     pub(super) sees_old_listeners: bool,
+    /// Facts for the promise to thaw the armed pods.
+    pub(super) promise: PromiseFacts,
     /// Sender that each task gets a clone of.
     pub(super) results_tx: Sender<StandbyTaskResult>,
     /// Results of the tasks that the loop has started.
@@ -100,9 +102,33 @@ impl StandbyPods {
             thaw_retries: Vec::new(),
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
             sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
+            promise: PromiseFacts::new(),
             results_tx,
             results_rx,
         }
+    }
+
+    /// Records that the loop has begun another turn.
+    pub(in crate::agent) fn record_turn(&self) {
+        self.promise.record_turn();
+    }
+
+    /// Adds a pod whose connections send events.
+    pub(super) fn add_armed(&mut self, slot: u32, uid: &str) {
+        self.uids_by_slot.insert(slot, uid.to_owned());
+        self.update_promise();
+    }
+
+    /// Removes a pod whose connections send no events any more.
+    pub(super) fn remove_armed(&mut self, uid: &str) {
+        self.uids_by_slot.retain(|_, it| it != uid);
+        self.update_promise();
+    }
+
+    /// Updates the timeout of the promise, after a change of the armed pods or of their orders.
+    pub(super) fn update_promise(&self) {
+        let orders = self.uids_by_slot.values().filter_map(|uid| self.pods.get(uid)?.order);
+        self.promise.set_timeout(orders.map(|order| order.agent_timeout).max());
     }
 
     /// Returns the time of the next [`tick_standby`](crate::agent::Agent::tick_standby).
@@ -173,6 +199,7 @@ mod tests {
         quiet_time: Duration::from_secs(1),
         probe_time: Duration::from_secs(1),
         reclaims_memory: false,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
     };
 
     #[test]
