@@ -55,8 +55,8 @@ struct WatchedPod {
     addresses: Vec<SocketAddr>,
 }
 
-/// Query that has ended: uid of the pod, number of the query, and true if the pod runs.
-pub(crate) type ThawQueryResult = (String, u64, bool);
+/// Progress or end of a query: uid of the pod, and the event for its watch.
+pub(crate) type ThawQueryResult = (String, StandbyWatchEvent);
 
 impl StandbyWatcher {
     /// Starts without pods.
@@ -174,14 +174,14 @@ impl StandbyWatcher {
         }
     }
 
-    /// Waits for the end of a query. Nothing is lost when the future is dropped.
+    /// Waits for the progress or the end of a query. Nothing is lost when the future is dropped.
     pub(crate) async fn next_result(&mut self) -> Option<ThawQueryResult> {
         self.results_rx.recv().await
     }
 
-    /// Records the result of a query.
-    pub(crate) fn record_result(&mut self, (uid, number, is_running): ThawQueryResult) {
-        self.step(&uid, StandbyWatchEvent::QueryEnded(number, is_running));
+    /// Records the progress or the end of a query.
+    pub(crate) fn record_result(&mut self, (uid, event): ThawQueryResult) {
+        self.step(&uid, event);
     }
 
     fn step(&mut self, uid: &str, event: StandbyWatchEvent) {
@@ -221,11 +221,13 @@ impl StandbyWatcher {
         let uid = uid.to_owned();
         tokio::spawn(async move {
             let permit = semaphore.acquire().await;
-            let result = thaw_query::is_running(pod).await;
+            let reached = (uid.clone(), StandbyWatchEvent::QueryReached(number));
+            // If the channel is full, the end of the query states the same.
+            let end = thaw_query::query_agent(pod, || drop(results.try_send(reached))).await;
             drop(permit);
-            debug!(uid, %pod, ?result, "agent of a pod on standby asked");
+            debug!(uid, %pod, ?end, "agent of a pod on standby asked");
             // A failed send means that the loop has ended, and the agent with it.
-            let _ = results.send((uid, number, result.unwrap_or(false))).await;
+            let _ = results.send((uid, StandbyWatchEvent::QueryEnded(number, end))).await;
         });
     }
 }
