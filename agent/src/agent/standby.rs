@@ -215,14 +215,14 @@ impl Agent {
     }
 
     /// Answers a query if a pod of this node runs. Its sender waits for the pod, so a pod that is still frozen is thawed: the
-    /// event of the connection may have been lost.
+    /// event of the connection may have been lost. A pod that cannot be thawed does not run.
     pub(super) fn answer_running_query(&mut self, query: RunningQuery) {
         let RunningQuery { uid, reply } = query;
         if self.standby.is_frozen(&uid) {
             self.handle_standby_event(&uid, StandbyEvent::PacketSeen);
         }
         // A failed send means that the sender no longer waits.
-        let _ = reply.send(!self.standby.is_frozen(&uid));
+        let _ = reply.send(!self.standby.may_be_frozen(&uid));
     }
 
     /// Thaws all pods for good: the agent stops.

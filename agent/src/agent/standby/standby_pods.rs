@@ -86,6 +86,13 @@ impl StandbyPod {
         let is_reported = self.machine.report(None).is_some_and(|report| report.is_frozen);
         self.freeze.is_some() && self.reading.is_none() && is_reported
     }
+
+    /// Returns true if the pod is frozen, its freeze is under way, or its last thaw has failed. `thaw_retries` are the
+    /// cgroups of such thaws.
+    fn may_be_frozen(&self, thaw_retries: &[PathBuf]) -> bool {
+        let has_failed = |cgroup: &PathBuf| thaw_retries.contains(cgroup);
+        self.freeze.is_some() || self.cgroup.as_ref().is_some_and(has_failed)
+    }
 }
 
 impl StandbyPods {
@@ -139,6 +146,11 @@ impl StandbyPods {
     /// Returns true if the pod is frozen, or its freeze is under way.
     pub(in crate::agent) fn is_frozen(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.freeze.is_some())
+    }
+
+    /// Returns true if the pod is frozen, its freeze is under way, or its last thaw has failed.
+    pub(super) fn may_be_frozen(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.may_be_frozen(&self.thaw_retries))
     }
 
     /// Returns the number of pods that are frozen, or whose freeze is under way.
@@ -220,5 +232,17 @@ mod tests {
         assert!(pod.is_checked());
         pod.reading = Some(2);
         assert!(!pod.is_checked(), "another one is under way");
+    }
+
+    /// A failed thaw ends the freeze for the state machine, and the processes are frozen all the same.
+    #[test]
+    fn a_pod_whose_thaw_has_failed_may_be_frozen() {
+        let cgroup = PathBuf::from("/sys/fs/cgroup/kubepods/pod1");
+        let other = [cgroup.with_file_name("pod2")];
+        let mut pod = StandbyPod { cgroup: Some(cgroup.clone()), ..StandbyPod::default() };
+        assert!(!pod.may_be_frozen(&[]) && !pod.may_be_frozen(&other));
+        assert!(pod.may_be_frozen(&[cgroup]));
+        pod.freeze = Some(PodFreeze { task: 1, threads: None, is_over: Arc::default() });
+        assert!(pod.may_be_frozen(&[]));
     }
 }
