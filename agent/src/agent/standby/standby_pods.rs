@@ -42,6 +42,8 @@ pub(in crate::agent) struct StandbyPods {
     pub(super) sees_old_listeners: bool,
     /// Facts for the promise to thaw the armed pods.
     pub(super) promise: PromiseFacts,
+    /// True if activators can take all connects that may go directly to an armed pod.
+    has_activators: bool,
     /// Sender that each task gets a clone of.
     pub(super) results_tx: Sender<StandbyTaskResult>,
     /// Results of the tasks that the loop has started.
@@ -110,6 +112,7 @@ impl StandbyPods {
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
             sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
             promise: PromiseFacts::new(),
+            has_activators: false,
             results_tx,
             results_rx,
         }
@@ -132,10 +135,17 @@ impl StandbyPods {
         self.update_promise();
     }
 
-    /// Updates the timeout of the promise, after a change of the armed pods or of their orders.
+    /// Sets if activators can take all connects that may go directly to an armed pod.
+    pub(super) fn set_has_activators(&mut self, has_activators: bool) {
+        self.has_activators = has_activators;
+        self.update_promise();
+    }
+
+    /// Updates the timeout of the promise, after a change of the armed pods, of their orders or of the activators.
     pub(super) fn update_promise(&self) {
         let orders = self.uids_by_slot.values().filter_map(|uid| self.pods.get(uid)?.order);
-        self.promise.set_timeout(orders.map(|order| order.agent_timeout).max());
+        let timeout = orders.map(|order| order.agent_timeout).max();
+        self.promise.set_timeout(timeout.filter(|_| self.has_activators));
     }
 
     /// Returns the time of the next [`tick_standby`](crate::agent::Agent::tick_standby).
