@@ -61,6 +61,11 @@ impl ThawWatch {
         needs_follower
     }
 
+    /// Returns true while requests should go elsewhere.
+    pub fn is_passed_over(&self) -> bool {
+        self.has_order.load(Ordering::Relaxed) && self.lock().watch.is_passed_over()
+    }
+
     /// Records that bytes of the pod have come.
     pub fn record_answer(&self) {
         if self.has_order.load(Ordering::Relaxed) {
