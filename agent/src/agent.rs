@@ -268,7 +268,6 @@ impl Agent {
                     }
                     self.handle_event(event);
                 }
-                Some(query) = self.handles.running_queries.recv() => self.answer_running_query(query),
                 Some(result) = self.standby.results_rx.recv() => self.handle_standby_result(result),
                 Some(result) = self.standby_watcher.next_result() => self.handle_thaw_query_result(result),
                 Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
@@ -281,6 +280,8 @@ impl Agent {
                         self.record_progress(cluster.has_waiting(), false);
                     }
                 }
+                // After the timers: any client that reaches a pod may send such queries without end.
+                Some(query) = self.handles.running_queries.recv() => self.answer_running_query(query),
                 Some(query) = self.handles.facts_queries.recv() => self.answer_query(query),
                 // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
                 changes = cluster.next() => {
