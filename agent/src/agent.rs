@@ -112,6 +112,8 @@ pub(crate) struct AgentHandles {
     pub(crate) idle: IdleConnections,
     /// Queries if pods of this node run.
     pub(crate) running_queries: Receiver<RunningQuery>,
+    /// True if agents answer queries if pods run: this one does, and all have the same setting.
+    pub(crate) agents_answer: bool,
     /// Time that a draining pod waits for its upgraded connections.
     pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
@@ -206,7 +208,7 @@ impl Agent {
             standby: StandbyPods::new(&handles.maps, metrics),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),
-            standby_watcher: StandbyWatcher::new(),
+            standby_watcher: StandbyWatcher::new(handles.agents_answer),
             client_sockets,
             housekeeping: HousekeepingTimes::new(now, &handles.maps),
             pod_events_tx,
