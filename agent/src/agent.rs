@@ -112,6 +112,8 @@ pub(crate) struct AgentHandles {
     pub(crate) idle: IdleConnections,
     /// Queries if pods of this node run.
     pub(crate) running_queries: Receiver<RunningQuery>,
+    /// True if agents answer queries if pods run: this one does, and all have the same setting.
+    pub(crate) agents_answer: bool,
     /// Time that a draining pod waits for its upgraded connections.
     pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
@@ -209,7 +211,7 @@ impl Agent {
             standby: StandbyPods::new(&handles.maps, metrics),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),
-            standby_watcher: StandbyWatcher::new(),
+            standby_watcher: StandbyWatcher::new(handles.agents_answer),
             client_sockets,
             housekeeping: HousekeepingTimes::new(now, &handles.maps),
             pod_events_tx,
@@ -271,7 +273,6 @@ impl Agent {
                     }
                     self.handle_event(event);
                 }
-                Some(query) = self.handles.running_queries.recv() => self.answer_running_query(query),
                 Some(result) = self.standby.results_rx.recv() => self.handle_standby_result(result),
                 Some(result) = self.standby_watcher.next_result() => self.handle_thaw_query_result(result),
                 Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
@@ -284,6 +285,8 @@ impl Agent {
                         self.record_progress(cluster.has_waiting(), false);
                     }
                 }
+                // After the timers: any client that reaches a pod may send such queries without end.
+                Some(query) = self.handles.running_queries.recv() => self.answer_running_query(query),
                 Some(query) = self.handles.facts_queries.recv() => self.answer_query(query),
                 // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
                 changes = cluster.next() => {

@@ -368,6 +368,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         prestop_hooks,
         idle: pod_servers.idle,
         running_queries,
+        agents_answer: config.wait_for_drain,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };

@@ -5,6 +5,10 @@
 //! agent, or an order that was withdrawn. Without a sign within the order's timeout it is *passed over*: new connections
 //! and requests go elsewhere. What was sent before stays with the pod, because it may have been read.
 //!
+//! A missing sign counts only if the sender's packets reach the port at which the pod's agent answers. Where a network
+//! policy drops them, nothing is known of the agent, and the pod is used as before. A query that was sent or delivered late
+//! leaves the agent half of the timeout for its response all the same.
+//!
 //! While the pod is passed over, its agent is asked again and again, and the next sign ends that.
 
 use std::time::{Duration, Instant};
@@ -38,10 +42,23 @@ pub enum StandbyWatchEvent {
     Used,
     /// Bytes that the pod has sent have come.
     Answered,
-    /// The query with this number ended. True: the pod runs. False: nothing is known, or the pod is frozen.
-    QueryEnded(u64, bool),
+    /// The connection of the query with this number was accepted: from now on a missing response counts.
+    QueryReached(u64),
+    /// The query with this number ended.
+    QueryEnded(u64, QueryEnd),
     /// Time has passed; carries no other fact.
     Tick,
+}
+
+/// End of a query of the pod's agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryEnd {
+    /// The agent responds that the pod runs.
+    Running,
+    /// The pod is frozen, no agent listens, or the agent does not respond.
+    NotRunning,
+    /// The pod's port of the agent was not reached. Nothing is known of the agent.
+    Unreachable,
 }
 
 /// Action that the shell is to perform now.
@@ -62,8 +79,9 @@ enum WatchPhase {
     /// Every use has been followed by a sign.
     #[default]
     Idle,
-    /// The pod was used, and no sign has followed since this time.
-    Waiting { since: Instant },
+    /// The pod was used, and no sign has followed since this time. A query has reached the port of the agent at
+    /// `reached_at`, so that the missing sign counts; `None`: none has.
+    Waiting { since: Instant, reached_at: Option<Instant> },
     /// A sign has shown a running pod, which is not frozen again before this time. A use until then waits from that time
     /// on. So a pod in constant use costs its agent a few queries a second at most.
     Running { until: Instant, is_used: bool },
@@ -91,9 +109,8 @@ impl StandbyWatch {
             StandbyWatchEvent::Ordered(timeout) => self.set_timeout(timeout),
             StandbyWatchEvent::Used => self.handle_use(now),
             StandbyWatchEvent::Answered => self.record_sign(now),
-            StandbyWatchEvent::QueryEnded(number, is_running) => {
-                self.handle_query_end(now, number, is_running);
-            }
+            StandbyWatchEvent::QueryReached(number) => self.handle_reached(now, number),
+            StandbyWatchEvent::QueryEnded(number, end) => self.handle_query_end(now, number, end),
             StandbyWatchEvent::Tick => {}
         }
         self.handle_time(now);
@@ -111,7 +128,7 @@ impl StandbyWatch {
     pub fn next_wake(&self) -> Option<Instant> {
         let timeout = self.timeout?;
         let phase_end = match self.phase {
-            WatchPhase::Waiting { since } => Some(since + timeout),
+            WatchPhase::Waiting { since, reached_at } => waiting_end(since, reached_at, timeout),
             WatchPhase::Running { until, is_used } => is_used.then_some(until),
             WatchPhase::Idle | WatchPhase::PassedOver => None,
         };
@@ -164,7 +181,7 @@ impl StandbyWatch {
     }
 
     fn start_waiting(&mut self, now: Instant, timeout: Duration) {
-        self.phase = WatchPhase::Waiting { since: now };
+        self.phase = WatchPhase::Waiting { since: now, reached_at: None };
         // Most pods have given a sign by then, and then there is no query.
         self.query = QueryState::Due(now + timeout / 2);
     }
@@ -176,15 +193,34 @@ impl StandbyWatch {
         self.query = QueryState::None;
     }
 
-    fn handle_query_end(&mut self, now: Instant, number: u64, is_running: bool) {
+    fn handle_reached(&mut self, now: Instant, number: u64) {
         // A sign may have come before, and another query may be under way by now.
         if self.query != QueryState::UnderWay(number) {
             return;
         }
-        if is_running {
-            self.record_sign(now);
-        } else {
-            self.query = QueryState::Due(now + QUERY_PAUSE);
+        if let WatchPhase::Waiting { reached_at, .. } = &mut self.phase {
+            reached_at.get_or_insert(now);
+        }
+    }
+
+    fn handle_query_end(&mut self, now: Instant, number: u64, end: QueryEnd) {
+        if self.query != QueryState::UnderWay(number) {
+            return;
+        }
+        match (end, self.phase) {
+            (QueryEnd::Running, _) => self.record_sign(now),
+            // The next use asks again.
+            (QueryEnd::Unreachable, WatchPhase::Waiting { reached_at: None, .. }) => {
+                (self.phase, self.query) = (WatchPhase::Idle, QueryState::None);
+            }
+            // No response is awaited any more.
+            (QueryEnd::NotRunning, WatchPhase::Waiting { since, .. }) => {
+                self.phase = WatchPhase::Waiting { since, reached_at: Some(since) };
+                self.query = QueryState::Due(now + QUERY_PAUSE);
+            }
+            (QueryEnd::Unreachable | QueryEnd::NotRunning, _) => {
+                self.query = QueryState::Due(now + QUERY_PAUSE);
+            }
         }
     }
 
@@ -198,7 +234,9 @@ impl StandbyWatch {
             WatchPhase::Running { until, is_used: false } if until <= now => {
                 self.phase = WatchPhase::Idle;
             }
-            WatchPhase::Waiting { since } if since + timeout <= now => {
+            WatchPhase::Waiting { since, reached_at }
+                if waiting_end(since, reached_at, timeout).is_some_and(|end| end <= now) =>
+            {
                 self.phase = WatchPhase::PassedOver;
             }
             WatchPhase::Idle
@@ -217,6 +255,11 @@ impl StandbyWatch {
         self.query = QueryState::UnderWay(self.last_query);
         Some(StandbyWatchAction::Query(self.last_query))
     }
+}
+
+/// Returns the time at which a pod without a sign is passed over; `None`: nothing is known of its agent.
+fn waiting_end(since: Instant, reached_at: Option<Instant>, timeout: Duration) -> Option<Instant> {
+    reached_at.map(|reached_at| (since + timeout).max(reached_at + timeout / 2))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Shell: query of the agent of a pod with a standby order: does the pod run?
 //!
 //! The agent serves it in the pod's network namespace, so no sender needs to know the agent's address. The connection
-//! thaws a frozen pod, as each one does. So `frozen` means that the thaw has failed, and no response that there is no agent.
+//! thaws a frozen pod, as each one does. So `frozen` means that the thaw has failed. A refused connection means that there
+//! is no agent, and an accepted one without a response that the agent hangs. Packets that are dropped mean neither.
 
 use std::{
     io,
@@ -16,6 +17,8 @@ use hyper::{body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
+use crate::standby_watch::QueryEnd;
+
 /// Port of the pod server. Reserved by Knative, so that no container of a Revision has it. In a pod that Rouse did not
 /// make, the pod's own processes go first.
 pub const POD_SERVER_PORT: u16 = 8022;
@@ -26,20 +29,34 @@ pub const RUNNING: &str = "running\n";
 /// Body of the response for a pod that is frozen.
 pub const FROZEN: &str = "frozen\n";
 
-/// Timeout of a query.
+/// Timeout of a query's connection, and that of its response.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Highest number of bytes of a response, as another program may listen at this port of the pod.
 const BODY_BYTES_MAX: usize = 1024;
 
-/// Asks the agent of the pod at this address if the pod runs. An error if no agent responds within a second.
-pub async fn is_running(pod: IpAddr) -> io::Result<bool> {
-    timeout(QUERY_TIMEOUT, ask_agent(SocketAddr::new(pod, POD_SERVER_PORT)))
-        .await
-        .unwrap_or_else(|elapsed| Err(elapsed.into()))
+/// Asks the agent of the pod at this address if the pod runs. Calls `on_reached` once the connection is accepted. The end
+/// comes within two seconds.
+pub async fn query_agent(pod: IpAddr, on_reached: impl FnOnce()) -> QueryEnd {
+    query_agent_at(SocketAddr::new(pod, POD_SERVER_PORT), on_reached).await
 }
 
-async fn ask_agent(at: SocketAddr) -> io::Result<bool> {
-    let stream = TcpStream::connect(at).await?;
+async fn query_agent_at(at: SocketAddr, on_reached: impl FnOnce()) -> QueryEnd {
+    let stream = match timeout(QUERY_TIMEOUT, TcpStream::connect(at)).await {
+        Ok(Ok(stream)) => stream,
+        // The pod's network is there, and no process listens.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            return QueryEnd::NotRunning;
+        }
+        Ok(Err(_)) | Err(_) => return QueryEnd::Unreachable,
+    };
+    on_reached();
+    match timeout(QUERY_TIMEOUT, ask_agent(stream, at)).await {
+        Ok(Ok(true)) => QueryEnd::Running,
+        Ok(Ok(false) | Err(_)) | Err(_) => QueryEnd::NotRunning,
+    }
+}
+
+async fn ask_agent(stream: TcpStream, at: SocketAddr) -> io::Result<bool> {
     // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
     stream.set_zero_linger()?;
     let (mut requests, connection) =
@@ -88,7 +105,8 @@ mod tests {
             stream.write_all(response.as_bytes()).await.expect("an open connection");
             String::from_utf8_lossy(&request[..length]).into_owned()
         });
-        let result = ask_agent(at).await;
+        let stream = TcpStream::connect(at).await.expect("a listener");
+        let result = ask_agent(stream, at).await;
         (result, server.await.expect("no panic"))
     }
 
@@ -113,7 +131,23 @@ mod tests {
         {
             assert!(ask(response).await.0.is_err(), "{response}");
         }
-        // No process listens there.
-        assert!(ask_agent(SocketAddr::from(([127, 99, 99, 99], 1))).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn only_a_refused_or_an_accepted_connection_says_something_of_the_agent() {
+        let query = async |at: SocketAddr| {
+            let mut is_reached = false;
+            let end = query_agent_at(at, || is_reached = true).await;
+            (end, is_reached)
+        };
+        let refused = SocketAddr::from(([127, 99, 99, 99], 1));
+        assert_eq!(query(refused).await, (QueryEnd::NotRunning, false));
+        // A process accepts nothing there, as that of an agent that hangs.
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let silent = listener.local_addr().expect("bound");
+        assert_eq!(query(silent).await, (QueryEnd::NotRunning, true));
+        // The kernel connects to no address of this block.
+        let unreachable = SocketAddr::from(([255, 255, 255, 255], 1));
+        assert_eq!(query(unreachable).await, (QueryEnd::Unreachable, false));
     }
 }

@@ -140,7 +140,12 @@ impl PodEndpoint {
             };
             let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
             match dialled.await.map_err(dropped)? {
-                Err(PodDialError::Unanswered) if !prefers_other() => has_waited = true,
+                // Of a pod that is passed over no connection is wanted, whether another pod is open or not.
+                Err(PodDialError::Unanswered)
+                    if !self.thaw_watch.is_passed_over() && !prefers_other() =>
+                {
+                    has_waited = true;
+                }
                 result => return result,
             }
         }

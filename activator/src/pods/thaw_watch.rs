@@ -61,6 +61,11 @@ impl ThawWatch {
         needs_follower
     }
 
+    /// Returns true while requests should go elsewhere.
+    pub fn is_passed_over(&self) -> bool {
+        self.has_order.load(Ordering::Relaxed) && self.lock().watch.is_passed_over()
+    }
+
     /// Records that bytes of the pod have come.
     pub fn record_answer(&self) {
         if self.has_order.load(Ordering::Relaxed) {
@@ -72,9 +77,10 @@ impl ThawWatch {
     pub fn start_query(self: &Arc<Self>, pod: IpAddr, number: u64) {
         let watch = Arc::clone(self);
         tokio::spawn(async move {
-            let result = thaw_query::is_running(pod).await;
-            debug!(%pod, ?result, "agent of a pod on standby asked");
-            watch.pass(StandbyWatchEvent::QueryEnded(number, result.unwrap_or(false)));
+            let on_reached = || watch.pass(StandbyWatchEvent::QueryReached(number));
+            let end = thaw_query::query_agent(pod, on_reached).await;
+            debug!(%pod, ?end, "agent of a pod on standby asked");
+            watch.pass(StandbyWatchEvent::QueryEnded(number, end));
         });
     }
 

@@ -159,6 +159,7 @@ impl Agent {
     /// Checks all frozen pods, once a second: events may be lost, and a process that enters a frozen pod sends none.
     pub(super) fn sweep_standby(&mut self) {
         self.standby.retry_thaws();
+        self.update_promise_bound();
         let dropped = self.handles.maps.control_word(abi::CONTROL_DROPPED);
         // Any of the lost events may be that of a probe, which no counter shows.
         if std::mem::replace(&mut self.standby.dropped_events, dropped) != dropped {
@@ -215,14 +216,14 @@ impl Agent {
     }
 
     /// Answers a query if a pod of this node runs. Its sender waits for the pod, so a pod that is still frozen is thawed: the
-    /// event of the connection may have been lost.
+    /// event of the connection may have been lost. A pod that cannot be thawed does not run.
     pub(super) fn answer_running_query(&mut self, query: RunningQuery) {
         let RunningQuery { uid, reply } = query;
         if self.standby.is_frozen(&uid) {
             self.handle_standby_event(&uid, StandbyEvent::PacketSeen);
         }
         // A failed send means that the sender no longer waits.
-        let _ = reply.send(!self.standby.is_frozen(&uid));
+        let _ = reply.send(!self.standby.may_be_frozen(&uid));
     }
 
     /// Thaws all pods for good: the agent stops.
@@ -298,11 +299,21 @@ impl Agent {
         }
         self.handles.usage.arm_next_request(entry.slot, &self.handles.maps);
         self.standby.add_armed(entry.slot, uid);
+        self.update_promise_bound();
         // A reading that began before this may have missed a connection that sent no event.
         if let Some(pod) = self.standby.pods.get_mut(uid) {
             pod.reading = None;
         }
         true
+    }
+
+    /// Lets the promise to thaw armed pods have an end only if activators can take their connects. Without activators a
+    /// connect that passes a pod over would reach nothing at all, while the pod may be thawed a moment later.
+    fn update_promise_bound(&mut self) {
+        let table = self.routes.table();
+        let mut armed = self.standby.uids_by_slot.values();
+        let has_activators = armed.all(|uid| table.has_activators_for_pod(uid));
+        self.standby.set_has_activators(has_activators);
     }
 
     /// Ends the events of a pod's connections. If that fails, each connection still sends one, which has no effect.

@@ -15,7 +15,7 @@ impl Agent {
         }
     }
 
-    /// Handles the end of a query.
+    /// Handles the progress or the end of a query.
     pub(super) fn handle_thaw_query_result(&mut self, result: ThawQueryResult) {
         self.standby_watcher.record_result(result);
     }

@@ -30,6 +30,8 @@ const RESULTS_MAX: usize = 1_024;
 /// [addresses](Self::take_due_addresses) whose next connect is to be [recorded](Self::record_use).
 #[derive(Debug)]
 pub(crate) struct StandbyWatcher {
+    /// True if agents answer queries. Otherwise the agent of a pod gives no sign, and no pod is watched.
+    agents_answer: bool,
     pods: BTreeMap<String, WatchedPod>,
     uids_by_address: HashMap<SocketAddr, String>,
     /// Pods whose watches have a next wake.
@@ -55,14 +57,15 @@ struct WatchedPod {
     addresses: Vec<SocketAddr>,
 }
 
-/// Query that has ended: uid of the pod, number of the query, and true if the pod runs.
-pub(crate) type ThawQueryResult = (String, u64, bool);
+/// Progress or end of a query: uid of the pod, and the event for its watch.
+pub(crate) type ThawQueryResult = (String, StandbyWatchEvent);
 
 impl StandbyWatcher {
-    /// Starts without pods.
-    pub(crate) fn new() -> Self {
+    /// Starts without pods. Without agents that answer queries (`agents_answer`) it watches none.
+    pub(crate) fn new(agents_answer: bool) -> Self {
         let (results_tx, results_rx) = mpsc::channel(RESULTS_MAX);
         Self {
+            agents_answer,
             pods: BTreeMap::new(),
             uids_by_address: HashMap::new(),
             waking: BTreeSet::new(),
@@ -78,7 +81,8 @@ impl StandbyWatcher {
 
     /// Adds or updates a pod of another node. One without a standby order is removed.
     pub(crate) fn update_pod(&mut self, pod: &PodEntry) {
-        let Some(order) = pod.standby else { return self.remove_pod(&pod.uid) };
+        let order = pod.standby.filter(|_| self.agents_answer);
+        let Some(order) = order else { return self.remove_pod(&pod.uid) };
         let addresses = addresses_of(pod);
         // What is known of another address proves nothing.
         if self.pods.get(&pod.uid).is_none_or(|it| it.addresses != addresses) {
@@ -174,14 +178,14 @@ impl StandbyWatcher {
         }
     }
 
-    /// Waits for the end of a query. Nothing is lost when the future is dropped.
+    /// Waits for the progress or the end of a query. Nothing is lost when the future is dropped.
     pub(crate) async fn next_result(&mut self) -> Option<ThawQueryResult> {
         self.results_rx.recv().await
     }
 
-    /// Records the result of a query.
-    pub(crate) fn record_result(&mut self, (uid, number, is_running): ThawQueryResult) {
-        self.step(&uid, StandbyWatchEvent::QueryEnded(number, is_running));
+    /// Records the progress or the end of a query.
+    pub(crate) fn record_result(&mut self, (uid, event): ThawQueryResult) {
+        self.step(&uid, event);
     }
 
     fn step(&mut self, uid: &str, event: StandbyWatchEvent) {
@@ -221,11 +225,13 @@ impl StandbyWatcher {
         let uid = uid.to_owned();
         tokio::spawn(async move {
             let permit = semaphore.acquire().await;
-            let result = thaw_query::is_running(pod).await;
+            let reached = (uid.clone(), StandbyWatchEvent::QueryReached(number));
+            // If the channel is full, the end of the query states the same.
+            let end = thaw_query::query_agent(pod, || drop(results.try_send(reached))).await;
             drop(permit);
-            debug!(uid, %pod, ?result, "agent of a pod on standby asked");
+            debug!(uid, %pod, ?end, "agent of a pod on standby asked");
             // A failed send means that the loop has ended, and the agent with it.
-            let _ = results.send((uid, number, result.unwrap_or(false))).await;
+            let _ = results.send((uid, StandbyWatchEvent::QueryEnded(number, end))).await;
         });
     }
 }
@@ -301,7 +307,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_is_passed_over_while_no_agent_answers_for_it() {
-        let mut watcher = StandbyWatcher::new();
+        let mut watcher = StandbyWatcher::new(true);
         serve(1).await;
         for (uid, last) in [("answers", 1), ("silent", 2)] {
             let pod = pod(uid, last);
@@ -328,7 +334,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_without_an_order_or_with_another_address_is_used_again() {
-        let mut watcher = StandbyWatcher::new();
+        let mut watcher = StandbyWatcher::new(true);
         let at = |pod: &PodEntry| pod.address.expect("it has one");
         let first = pod("a", 3);
         let running = PodEntry { standby: None, ..first.clone() };
@@ -349,10 +355,20 @@ mod tests {
         assert!(watcher.uids_by_address.is_empty() && watcher.armed().is_empty());
     }
 
+    /// Port 8022 refuses each connection then, and connects of this node show no other sign of a pod that runs.
+    #[tokio::test]
+    async fn no_pod_is_watched_where_agents_answer_no_queries() {
+        let mut watcher = StandbyWatcher::new(false);
+        let pod = pod("a", 6);
+        watcher.update_pod(&pod);
+        watcher.record_use(pod.address.expect("it has one"));
+        assert_eq!((watcher.take_due_addresses(), watcher.next_wake()), (vec![], None));
+    }
+
     /// A backend that leaves all lists and comes back has a new row in the map.
     #[tokio::test]
     async fn an_address_that_connects_are_led_to_again_is_due_again() {
-        let mut watcher = StandbyWatcher::new();
+        let mut watcher = StandbyWatcher::new(true);
         let pod = pod("a", 5);
         let at = pod.address.expect("it has one");
         let added = BTreeSet::from([at]);

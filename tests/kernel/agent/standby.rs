@@ -464,6 +464,27 @@ fn a_frozen_pod_of_another_node_that_left_a_connect_unanswered_is_passed_over() 
     agent::kernel::freezer::thaw(&fixture.pod_cgroup()).expect("writable");
 }
 
+/// An agent that is only late thaws the pod in a moment, and nothing else could take the connect.
+#[test]
+fn connects_go_to_the_frozen_pod_of_a_killed_agent_while_there_is_no_activator() {
+    let mut fixture = server_fixture("standby-alone", REQUEST_TIMEOUT);
+    fixture.add_direct_service();
+    fixture.order_standby(Some(LASTING_ORDER));
+    fixture.wait_standby(true);
+    fixture.wait_used_pods(1);
+    fixture.kill_agent();
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let maps = KernelMaps::open(&pins).expect("pinned");
+    assert_eq!(maps.control_word(abi::CONTROL_THAWS_UNTIL), 0, "the promise has no end");
+    let before = accepted_connections(&fixture);
+    fixture.connect_to_service();
+    assert_eq!(accepted_connections(&fixture), before + 1);
+    assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
+    fixture.pods.clear();
+    fixture.start_agent();
+    fixture.wait_cgroup(false);
+}
+
 #[test]
 fn connects_pass_over_the_frozen_pod_of_a_killed_agent_until_the_next_one_runs() {
     let mut fixture = server_fixture("standby-gone", REQUEST_TIMEOUT);

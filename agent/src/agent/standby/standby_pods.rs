@@ -42,6 +42,8 @@ pub(in crate::agent) struct StandbyPods {
     pub(super) sees_old_listeners: bool,
     /// Facts for the promise to thaw the armed pods.
     pub(super) promise: PromiseFacts,
+    /// True if activators can take all connects that may go directly to an armed pod.
+    has_activators: bool,
     /// Sender that each task gets a clone of.
     pub(super) results_tx: Sender<StandbyTaskResult>,
     /// Results of the tasks that the loop has started.
@@ -86,6 +88,13 @@ impl StandbyPod {
         let is_reported = self.machine.report(None).is_some_and(|report| report.is_frozen);
         self.freeze.is_some() && self.reading.is_none() && is_reported
     }
+
+    /// Returns true if the pod is frozen, its freeze is under way, or its last thaw has failed. `thaw_retries` are the
+    /// cgroups of such thaws.
+    fn may_be_frozen(&self, thaw_retries: &[PathBuf]) -> bool {
+        let has_failed = |cgroup: &PathBuf| thaw_retries.contains(cgroup);
+        self.freeze.is_some() || self.cgroup.as_ref().is_some_and(has_failed)
+    }
 }
 
 impl StandbyPods {
@@ -103,6 +112,7 @@ impl StandbyPods {
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
             sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
             promise: PromiseFacts::new(),
+            has_activators: false,
             results_tx,
             results_rx,
         }
@@ -125,10 +135,17 @@ impl StandbyPods {
         self.update_promise();
     }
 
-    /// Updates the timeout of the promise, after a change of the armed pods or of their orders.
+    /// Sets if activators can take all connects that may go directly to an armed pod.
+    pub(super) fn set_has_activators(&mut self, has_activators: bool) {
+        self.has_activators = has_activators;
+        self.update_promise();
+    }
+
+    /// Updates the timeout of the promise, after a change of the armed pods, of their orders or of the activators.
     pub(super) fn update_promise(&self) {
         let orders = self.uids_by_slot.values().filter_map(|uid| self.pods.get(uid)?.order);
-        self.promise.set_timeout(orders.map(|order| order.agent_timeout).max());
+        let timeout = orders.map(|order| order.agent_timeout).max();
+        self.promise.set_timeout(timeout.filter(|_| self.has_activators));
     }
 
     /// Returns the time of the next [`tick_standby`](crate::agent::Agent::tick_standby).
@@ -139,6 +156,11 @@ impl StandbyPods {
     /// Returns true if the pod is frozen, or its freeze is under way.
     pub(in crate::agent) fn is_frozen(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.freeze.is_some())
+    }
+
+    /// Returns true if the pod is frozen, its freeze is under way, or its last thaw has failed.
+    pub(super) fn may_be_frozen(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.may_be_frozen(&self.thaw_retries))
     }
 
     /// Returns the number of pods that are frozen, or whose freeze is under way.
@@ -220,5 +242,17 @@ mod tests {
         assert!(pod.is_checked());
         pod.reading = Some(2);
         assert!(!pod.is_checked(), "another one is under way");
+    }
+
+    /// A failed thaw ends the freeze for the state machine, and the processes are frozen all the same.
+    #[test]
+    fn a_pod_whose_thaw_has_failed_may_be_frozen() {
+        let cgroup = PathBuf::from("/sys/fs/cgroup/kubepods/pod1");
+        let other = [cgroup.with_file_name("pod2")];
+        let mut pod = StandbyPod { cgroup: Some(cgroup.clone()), ..StandbyPod::default() };
+        assert!(!pod.may_be_frozen(&[]) && !pod.may_be_frozen(&other));
+        assert!(pod.may_be_frozen(&[cgroup]));
+        pod.freeze = Some(PodFreeze { task: 1, threads: None, is_over: Arc::default() });
+        assert!(pod.may_be_frozen(&[]));
     }
 }

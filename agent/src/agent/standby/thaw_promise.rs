@@ -24,7 +24,8 @@ use crate::{
 pub(super) struct PromiseFacts {
     /// Time of the loop's last turn, CLOCK_MONOTONIC in ns.
     loop_turn_ns: Arc<AtomicU64>,
-    /// Longest timeout of the orders of armed pods; `None`: no pod is armed.
+    /// Longest timeout of the orders of armed pods; `None`: the promise has no end, as no pod is armed, or nothing else
+    /// could take its connects.
     timeout: watch::Sender<Option<Duration>>,
 }
 
@@ -40,7 +41,7 @@ impl PromiseFacts {
         self.loop_turn_ns.store(monotonic_ns(), Ordering::Relaxed);
     }
 
-    /// Sets the longest timeout of the orders of armed pods; `None`: no pod is armed.
+    /// Sets the longest timeout of the orders of armed pods; `None`: the promise has no end.
     pub(super) fn set_timeout(&self, timeout: Option<Duration>) {
         self.timeout.send_if_modified(|current| std::mem::replace(current, timeout) != timeout);
     }
@@ -86,7 +87,7 @@ impl ThawPromiseKeeper {
         self.promise.set(0);
     }
 
-    /// Renews the promise if pods are armed. Returns the time until the next renewal; `None`: there is none.
+    /// Renews the promise if it has an end. Returns the time until the next renewal; `None`: there is none.
     fn renew(&mut self) -> Option<Duration> {
         let Some(timeout) = *self.timeout.borrow_and_update() else {
             self.promise.set(0);
