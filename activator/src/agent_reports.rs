@@ -84,6 +84,8 @@ impl AgentReportStream {
             | PodReportItem::AwaitedServicesAnnounced
             | PodReportItem::RoutedService(_)
             | PodReportItem::RoutedServiceRemoved(_)
+            | PodReportItem::PassedOver(_)
+            | PodReportItem::PassedOverRemoved(_)
             | PodReportItem::Synced => return,
         };
         self.routes.apply_agent_report(&self.node, self.number, uid, ready_at);

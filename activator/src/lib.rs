@@ -40,10 +40,11 @@ use common::{
     admin::{AdminError, AdminState},
     component::Component,
     enrollment,
-    link::{ComponentLink, LinkError, ReplicaResolver},
+    link::{ComponentLink, LinkError, PodReportKey, ReplicaResolver},
     once_signal::OnceSignal,
+    outbox::Outbox,
     tls::TlsCredentials,
-    wire::{self, ClientComponent, ComponentReplica},
+    wire::{self, ClientComponent, ComponentReplica, PodReportItem},
 };
 use nix::sys::resource::{Resource, getrlimit};
 use prometheus_client::registry::Registry;
@@ -156,6 +157,8 @@ pub struct ActivatorInstance {
     pub gateway_ports: Arc<GatewayPortListeners>,
     /// Reporter of waiting requests to the autoscaler.
     pub usage_reporter: Arc<QueueUsageReporter>,
+    /// Reports to the controllers.
+    pub reports: Outbox<PodReportKey, PodReportItem>,
 }
 
 impl ActivatorInstance {
@@ -173,13 +176,14 @@ impl ActivatorInstance {
             metrics: metrics.clone(),
         };
         let peers = Peers::new(config.name(), config.peer_port, config.listen_addresses());
-        let budget = config.budget(open_file_limit());
+        let (budget, reports) = (config.budget(open_file_limit()), Outbox::new());
         let revision_context = RevisionContext {
             peers: Arc::new(peers),
             queue_bounds: budget.wait_queue,
             pod_settings,
             usage_reporter: Arc::clone(&usage_reporter),
             next_pod_id: AtomicU64::new(0),
+            reports: reports.clone(),
         };
         let edge_policy = EdgePolicy::new(config.edge_settings());
         let certificates = HostCertificates::new(metrics.tls.clone());
@@ -222,7 +226,7 @@ impl ActivatorInstance {
             config.gateway_ips(),
             stop_listeners.clone(),
         ));
-        Self { forwarder, server, ports, gateway_ports, usage_reporter }
+        Self { forwarder, server, ports, gateway_ports, usage_reporter, reports }
     }
 
     /// Pages about the routes in force, for the admin port.
@@ -344,6 +348,7 @@ pub async fn run(
     let follow = route_stream::watch_routes(
         &links.routes,
         &links.reports,
+        &activator.reports,
         &activator.forwarder,
         &activator.ports,
         &activator.gateway_ports,

@@ -35,6 +35,8 @@ pub struct ActivatorMetrics {
     pub retries: Counter,
     /// Pods that agents have reported as ready before the RouteTable listed them so.
     pub early_ready_pods: Counter,
+    /// Frozen pods that requests pass over now.
+    pub pods_passed_over: Gauge,
     /// Client connections asked to close because their service is on the direct path.
     pub direct_closed_connections: Counter,
     /// Open sockets of single service ports, one for each address; 0 while one listener serves all ports.
@@ -272,6 +274,7 @@ impl ActivatorMetrics {
             dial_failures: Counter::default(),
             retries: Counter::default(),
             early_ready_pods: Counter::default(),
+            pods_passed_over: Gauge::default(),
             direct_closed_connections: Counter::default(),
             service_ports: Gauge::default(),
             service_ports_failed: Gauge::default(),
@@ -298,6 +301,8 @@ impl ActivatorMetrics {
     fn register_gauges_and_counters(&self, registry: &mut Registry) {
         let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());
         gauge("waiting_requests", "Requests waiting for a pod", &self.waiting_requests);
+        let passed_over = "Frozen pods that requests pass over, as no agent thaws them";
+        gauge("pods_passed_over", passed_over, &self.pods_passed_over);
         gauge("service_ports", "Service ports open", &self.service_ports);
         gauge(
             "service_ports_failed",

@@ -17,16 +17,16 @@ use crate::{
     requests::forwarder::RequestForwarder,
 };
 
-/// Applies each batch of the RouteTable, then reports its version as in force.
+/// Applies each batch of the RouteTable, then reports its version as in force. `outbox` has all reports to the controllers.
 pub async fn watch_routes(
     route_link: &ComponentLink,
     report_link: &ComponentLink,
+    outbox: &Outbox<PodReportKey, PodReportItem>,
     forwarder: &RequestForwarder,
     ports: &ServicePortListeners,
     gateway_ports: &GatewayPortListeners,
     routes_received: &AtomicBool,
 ) {
-    let outbox = Outbox::new();
     let (mut draining, mut routed) =
         (DrainAckReporter::default(), RoutedServiceReporter::default());
     let watch = route_link.watch_batches(|batch| {
@@ -41,14 +41,14 @@ pub async fn watch_routes(
         forwarder.metrics.routes_version.set(i64::try_from(version).unwrap_or(i64::MAX));
         // Drain acknowledgements go out only after the batch is in force: the controller stops pods because of them.
         outbox.set(PodReportKey::Applied, PodReportItem::Applied(version));
-        draining.acknowledge(&outbox);
-        routed.report_services(&outbox);
+        draining.acknowledge(outbox);
+        routed.report_services(outbox);
         if !routes_received.swap(true, Ordering::Relaxed) {
             let (services, pods) = forwarder.routes.service_and_pod_counts();
             info!(version, services, pods, "first routes in force");
         }
     });
-    tokio::join!(watch, report_link.report_pods(&outbox));
+    tokio::join!(watch, report_link.report_pods(outbox));
 }
 
 /// Flag that is true once routes were received.

@@ -41,11 +41,16 @@ use crate::{
         takeover_stage::ProgramTakeoverStage,
     },
     metrics::{AgentMetrics, NotReadyReasons},
-    net::remote_prober::RemotePodProber,
+    net::{remote_prober::RemotePodProber, standby_watcher::StandbyWatcher},
     pods::{
-        finder::FinderCommand, finder_queue::FinderQueue, idle_connections::IdleConnections,
-        pod_server::prestop::PreStopHooks, probe_marks::ProbeMarks, registry::PodRegistry,
-        tracker::PodTracker, types::PodTrackerEvent,
+        finder::FinderCommand,
+        finder_queue::FinderQueue,
+        idle_connections::IdleConnections,
+        pod_server::{prestop::PreStopHooks, running::RunningQuery},
+        probe_marks::ProbeMarks,
+        registry::PodRegistry,
+        tracker::PodTracker,
+        types::PodTrackerEvent,
     },
     routes::{
         activator_reports::ActivatorReports, bootstrap::BootstrapFrontend,
@@ -61,6 +66,7 @@ mod pod_actions;
 mod remote_pods;
 mod route_updates;
 mod standby;
+mod standby_watches;
 mod sweeps;
 
 /// Time that a new agent searches for pods that should be ready, before it reports what it sees.
@@ -104,6 +110,10 @@ pub(crate) struct AgentHandles {
     pub(crate) prestop_hooks: PreStopHooks,
     /// Connections of this node's pods that the eBPF programs report as idle.
     pub(crate) idle: IdleConnections,
+    /// Queries if pods of this node run.
+    pub(crate) running_queries: Receiver<RunningQuery>,
+    /// True if agents answer queries if pods run: this one does, and all have the same setting.
+    pub(crate) agents_answer: bool,
     /// Time that a draining pod waits for its upgraded connections.
     pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
@@ -134,6 +144,8 @@ pub(crate) struct Agent {
     routes: NodeRoutes,
     /// Reachability of the pods of other nodes.
     remote_pods: RemotePodProber,
+    /// Pods of other nodes with standby orders, and the checks that they are thawed for connects of this node.
+    standby_watcher: StandbyWatcher,
     /// Records of this node's client sockets, which tell the services that have clients here.
     client_sockets: ClientSocketRecords,
     /// Stale connections of this node's clients.
@@ -185,7 +197,10 @@ impl Agent {
                 client_sockets.clone(),
                 metrics.clone(),
             ),
-            stale_connections: StaleConnectionTask::new(closer, metrics.clone()),
+            stale_connections: StaleConnectionTask::new(
+                closer.with_records(client_sockets.clone()),
+                metrics.clone(),
+            ),
             overdue_requests: OverdueRequestTask::new(
                 handles.finder.channel(),
                 handles.maps.conns(),
@@ -196,6 +211,7 @@ impl Agent {
             standby: StandbyPods::new(&handles.maps, metrics),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),
+            standby_watcher: StandbyWatcher::new(handles.agents_answer),
             client_sockets,
             housekeeping: HousekeepingTimes::new(now, &handles.maps),
             pod_events_tx,
@@ -229,12 +245,14 @@ impl Agent {
         shutdown: &CancellationToken,
     ) -> std::io::Result<()> {
         loop {
+            self.standby.record_turn();
             let sweep = self.next_sweep;
             let wakes = [
                 self.pods.next_wake(),
                 self.remote_pods.next_wake(),
                 self.handles.usage.next_wake(),
                 self.standby.next_wake(),
+                self.standby_watcher.next_wake(),
             ];
             let wake = wakes.into_iter().flatten().fold(sweep, Instant::min);
             tokio::select! {
@@ -256,6 +274,7 @@ impl Agent {
                     self.handle_event(event);
                 }
                 Some(result) = self.standby.results_rx.recv() => self.handle_standby_result(result),
+                Some(result) = self.standby_watcher.next_result() => self.handle_thaw_query_result(result),
                 Some(result) = self.remote_pods.next_result() => self.handle_remote_probe_result(&result),
                 results = self.overdue_requests.wait_for_round() => self.handle_deadline_scans(results),
                 batch = routes.next() => self.apply_batch(batch),
@@ -266,6 +285,8 @@ impl Agent {
                         self.record_progress(cluster.has_waiting(), false);
                     }
                 }
+                // After the timers: any client that reaches a pod may send such queries without end.
+                Some(query) = self.handles.running_queries.recv() => self.answer_running_query(query),
                 Some(query) = self.handles.facts_queries.recv() => self.answer_query(query),
                 // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
                 changes = cluster.next() => {
@@ -275,27 +296,34 @@ impl Agent {
                     self.record_progress(cluster.has_waiting(), is_in_force);
                 }
             }
-            // After each branch, as any of them may have queued commands or changed what the maps should hold.
-            self.pods.set_controller_connected(routes.is_live());
-            self.handles.finder.flush();
-            if self.routes.is_dirty() {
-                self.apply_routes();
-                let has_failed = self.routes.has_unwritten_changes();
-                self.record_progress(cluster.has_waiting(), !has_failed);
-            }
-            if let Some(services) = self.routes.take_bootstrap_services() {
-                self.handles.bootstrap.publish(services);
-            }
-            self.release_reports();
+            self.finish_turn(routes.is_live(), &cluster);
         }
         self.stop_standby();
         Ok(())
+    }
+
+    /// Ends a turn of the loop: any of its branches may have queued commands or changed what the maps should hold.
+    fn finish_turn(&mut self, is_controller_connected: bool, cluster: &ClusterInbox) {
+        self.pods.set_controller_connected(is_controller_connected);
+        self.handles.finder.flush();
+        self.apply_standby_watches();
+        if self.routes.is_dirty() {
+            self.apply_routes();
+            let has_failed = self.routes.has_unwritten_changes();
+            self.record_progress(cluster.has_waiting(), !has_failed);
+        }
+        self.arm_standby_connects();
+        if let Some(services) = self.routes.take_bootstrap_services() {
+            self.handles.bootstrap.publish(services);
+        }
+        self.release_reports();
     }
 
     /// Handles the timers of all parts but the sweep.
     fn handle_timers(&mut self) {
         self.handle_event(PodTrackerEvent::Tick);
         self.tick_standby();
+        self.tick_standby_watches();
         self.handles.usage.rearm_growth_events(&self.handles.maps);
         self.probe_remote_pods();
     }
@@ -321,6 +349,7 @@ impl Agent {
                     self.handle_standby_packet(event.port_or_slot, event.at_ns);
                     self.handles.usage.handle_growth(event.port_or_slot, &self.handles.maps);
                 }
+                abi::EVENT_STANDBY_CONNECT => self.handle_standby_connect(event.port_or_slot),
                 _ => {}
             }
         }
@@ -356,7 +385,9 @@ impl Agent {
 
     /// Excludes a pod from routing while it may not get new connects yet, or any more.
     fn update_exclusion(&mut self, uid: &str) {
-        let is_excluded = self.remote_pods.is_unreached(uid) || self.pods.is_stopping(uid);
+        let is_excluded = self.remote_pods.is_unreached(uid)
+            || self.pods.is_stopping(uid)
+            || self.passes_over(uid);
         self.routes.set_excluded(uid, is_excluded);
     }
 

@@ -117,7 +117,8 @@ pub struct AgentConfig {
     pub service_cidr: Vec<IpNet>,
 
     /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
-    /// clients call `/in-use` before they close stale connections.
+    /// clients call `/in-use` before they close stale connections; agents and activators call `/running` after they have
+    /// sent something to a frozen pod.
     #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
     pub wait_for_drain: bool,
 

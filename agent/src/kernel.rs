@@ -9,7 +9,7 @@
 //! | [`programs`], `program_supervisor` | loads, attaches and replaces the programs; verifies that they work |
 //! | `takeover_stage` | pure: stages of a takeover from another version's programs |
 //! | [`maps`] | the programs' maps: routes, pods, counters, events |
-//! | [`map_op`], [`pod_registration`], `totals_row`, `listener_counts`, `led_socket` | pure: content of maps, and its changes |
+//! | [`map_op`], [`pod_registration`], `totals_row`, `listener_counts`, `led_socket`, `recorded_connection` | pure: content of maps, and its changes |
 //! | [`netns_cookies`] | cookies of network namespaces |
 //! | [`locked_close`] | close of connections under their sockets' locks |
 //! | [`features`], `btf` | features of the verifier; offsets of the fields of the kernel's sockets |
@@ -31,6 +31,7 @@ pub mod netns_cookies;
 pub mod pod_registration;
 pub(crate) mod program_supervisor;
 pub mod programs;
+pub(crate) mod recorded_connection;
 pub mod sys;
 pub(crate) mod takeover_stage;
 pub(crate) mod totals_row;

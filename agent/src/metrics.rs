@@ -58,6 +58,8 @@ pub(crate) struct AgentMetrics {
     thaws: Family<[(&'static str, &'static str); 1], Counter>,
     /// Time from a connection or request at a frozen pod until its processes run.
     pub(crate) thaw_time: Histogram,
+    /// Frozen pods of other nodes that connects pass over.
+    pub(crate) pods_passed_over: Gauge,
     /// Time to plan a RouteTable and write it to the maps.
     pub(crate) apply: Histogram,
     /// Failed writes of a RouteTable.
@@ -69,7 +71,7 @@ pub(crate) struct AgentMetrics {
     /// Redirected connects without a connect record: there was no memory for it, or they are subflows of Multipath
     /// TCP. Their requests are counted.
     pub(crate) untracked: Gauge,
-    /// Connects that found no local listener and went to the activator.
+    /// Connects that went to an activator, because no local pod had a listener or its agent to thaw it.
     pub(crate) fallbacks: Gauge,
     /// Connects whose SYN got no response within a second.
     pub(crate) unanswered: Gauge,
@@ -95,6 +97,10 @@ pub(crate) struct AgentMetrics {
     pub(crate) meshed_namespaces: Gauge,
     /// Stale connections that are left.
     pub(crate) connections_stale: Gauge,
+    /// Scans for stale connections, by scope.
+    client_scans: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Network namespaces whose connections these scans have listed.
+    client_walks: Family<[(&'static str, &'static str); 1], Counter>,
     /// 1 if stale connections are closed under their locks, else 0.
     pub(crate) closes_locked: Gauge,
     /// Connections that were closed because their request was overdue.
@@ -140,6 +146,7 @@ impl AgentMetrics {
             listen_to_report: seconds(10e-6),
             thaws: Family::default(),
             thaw_time: seconds(10e-6),
+            pods_passed_over: Gauge::default(),
             apply: seconds(10e-6),
             apply_failures: Counter::default(),
             version: Gauge::default(),
@@ -158,6 +165,8 @@ impl AgentMetrics {
             tcp_sockets_ended: Counter::default(),
             meshed_namespaces: Gauge::default(),
             connections_stale: Gauge::default(),
+            client_scans: Family::default(),
+            client_walks: Family::default(),
             closes_locked: Gauge::default(),
             overdue_closed: Counter::default(),
             deadline_scans: Counter::default(),
@@ -202,7 +211,7 @@ impl AgentMetrics {
         registry.register("probes", "Tries of readiness probes by result", self.probes.clone());
         let help = "Redirected connects without a record in the kernel; requests are counted";
         registry.register("connects_untracked", help, self.untracked.clone());
-        let help = "Connects that went to the activator because no local listener was open";
+        let help = "Connects that went to the activator: no local listener, or no agent to thaw it";
         registry.register("connects_fallback", help, self.fallbacks.clone());
         let help = "Connects whose first packet was not answered within a second";
         registry.register("connects_unanswered", help, self.unanswered.clone());
@@ -249,6 +258,10 @@ impl AgentMetrics {
         registry.register("meshed_namespaces", help, self.meshed_namespaces.clone());
         let help = "Stale connections that are still open";
         registry.register("connections_left", help, self.connections_stale.clone());
+        let help = "Scans for stale connections, by the clients that they cover";
+        registry.register("client_scans", help, self.client_scans.clone());
+        let help = "Network namespaces whose connections such scans have listed";
+        registry.register("client_walks", help, self.client_walks.clone());
         let help = "1 where stale connections are closed under their locks (Linux 6.5), else 0";
         registry.register("ends_locked", help, self.closes_locked.clone());
     }
@@ -259,6 +272,8 @@ impl AgentMetrics {
         registry.register("thaws", help, self.thaws.clone());
         let help = "Time from a connection or request at a frozen pod until its processes run";
         registry.register_with_unit("thaw", help, Unit::Seconds, self.thaw_time.clone());
+        let help = "Frozen pods of other nodes that connects pass over, as no agent thaws them";
+        registry.register("pods_passed_over", help, self.pods_passed_over.clone());
     }
 
     /// Registers the figures about routes.
@@ -337,6 +352,12 @@ impl AgentMetrics {
         self.thaws.get_or_create(&[("cause", cause)]).inc_by(count);
     }
 
+    /// Counts one scan for stale connections, and the network namespaces whose connections it has listed.
+    pub(crate) fn count_client_scan(&self, scope: &'static str, walks: u64) {
+        self.client_scans.get_or_create(&[("scope", scope)]).inc();
+        self.client_walks.get_or_create(&[("scope", scope)]).inc_by(walks);
+    }
+
     /// Counts one attempt of a probe.
     pub(crate) fn count_probe(&self, passed: bool) {
         let result = if passed { "passed" } else { "failed" };
@@ -377,6 +398,7 @@ mod tests {
             PodStateCounts { in_table: 3, listening: 2, ready: 1, ..PodStateCounts::default() };
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
+        metrics.count_client_scan("all", 3);
         metrics.add_thaws("request", 2);
         metrics.thaw_time.observe(0.001);
         metrics.set_foreign_programs(&BTreeMap::from([(ForeignProgramOwner::Cilium, 2)]));
@@ -389,6 +411,8 @@ mod tests {
         for line in [
             "rouse_agent_pods{state=\"ready\"} 1",
             "rouse_agent_probes_total{result=\"passed\"} 1",
+            "rouse_agent_client_scans_total{scope=\"all\"} 1",
+            "rouse_agent_client_walks_total{scope=\"all\"} 3",
             "rouse_agent_thaws_total{cause=\"request\"} 2",
             "rouse_agent_thaw_seconds_count 1",
             "rouse_agent_listen_to_report_seconds_count 0",

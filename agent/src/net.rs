@@ -10,10 +10,12 @@
 //! | `netfilter` | rules of a namespace that redirect connections |
 //! | [`unreachable_routes`] | routes that end connects to ranges of ClusterIPs |
 //! | [`reachability`], `remote_prober` | pure: reachability of the pods of other nodes; the probes of these pods |
+//! | `standby_watcher` | queries of the agents of other nodes: have they thawed the pods that connects went to? |
 
 pub(crate) mod netfilter;
 pub(crate) mod netlink;
 pub mod reachability;
 pub(crate) mod remote_prober;
 pub mod sockdiag;
+pub(crate) mod standby_watcher;
 pub mod unreachable_routes;

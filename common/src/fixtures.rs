@@ -117,6 +117,7 @@ pub fn standby_order() -> StandbyOrder {
         quiet_time: Duration::from_secs(60),
         probe_time: Duration::from_secs(1),
         reclaims_memory: false,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
     }
 }
 

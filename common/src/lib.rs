@@ -1,8 +1,8 @@
 //! Types and functions that two components of Rouse must agree on.
 //!
 //! A type belongs to this crate when two components exchange it. The only exception is [`once_signal`]. Only `link`, `log`,
-//! `probe`, `tls`, `enrollment`, `http_server`, `page_body` and `admin` do I/O; every component would otherwise repeat
-//! them.
+//! `probe`, `thaw_query`, `tls`, `enrollment`, `http_server`, `page_body` and `admin` do I/O; every component would
+//! otherwise repeat them.
 //!
 //! | module | between | content |
 //! |---|---|---|
@@ -15,6 +15,7 @@
 //! | [`decimal`] | all | numbers of digits only |
 //! | [`quantity`] | controller, local node | amounts of CPU and memory, as Kubernetes writes them |
 //! | [`request_log`] | controller, activator | the line of a finished request |
+//! | [`standby_watch`], [`thaw_query`] | agent, activator | check that a pod was thawed for them; query of its agent |
 //! | [`service_routing`] | agent, activator, controller | endpoints of a Kubernetes Service for one node; hints |
 //! | [`replicas`] | user-space components | addresses of a component's replicas, choice of the next one to try |
 //! | [`link`] | user-space components | opening, keeping and serving of streams |
@@ -48,6 +49,8 @@ pub mod quantity;
 pub mod replicas;
 pub mod request_log;
 pub mod service_routing;
+pub mod standby_watch;
+pub mod thaw_query;
 pub mod tls;
 pub mod url_query;
 pub mod wire;

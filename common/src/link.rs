@@ -158,6 +158,8 @@ pub enum PodReportKey {
     AwaitedServicesAnnounced,
     /// Service that the sender routes to some Revision, or to which it leads connects.
     RoutedService(NamespacedName),
+    /// Pod with a standby order that the sender passes over, by its uid.
+    PassedOver(String),
 }
 
 impl ComponentLink {
@@ -212,7 +214,7 @@ impl ComponentLink {
 
     /// Reports pods, and the state of the table in force, to every replica. Values are the [`PodReportItem`]s that
     /// state something: `Observed`, `Applied`, `DrainAck`, `RoutedServicesAnnounced`, `AwaitedServicesAnnounced`,
-    /// `RoutedService`. The items of removal, `Sender` and `Synced` are added here.
+    /// `RoutedService`, `PassedOver`. The items of removal, `Sender` and `Synced` are added here.
     pub async fn report_pods(&self, outbox: &Outbox<PodReportKey, PodReportItem>) {
         self.keep_streams_to_all(|endpoint, attempt| async move {
             let removal = |key| match key {
@@ -223,6 +225,7 @@ impl ComponentLink {
                 PodReportKey::RoutedServicesAnnounced => PodReportItem::RoutedServicesAnnounced,
                 PodReportKey::AwaitedServicesAnnounced => PodReportItem::AwaitedServicesAnnounced,
                 PodReportKey::RoutedService(name) => PodReportItem::RoutedServiceRemoved(name),
+                PodReportKey::PassedOver(uid) => PodReportItem::PassedOverRemoved(uid),
             };
             let first = vec![PodReportItem::Sender(self.local_replica.clone())];
             let channel = self.resolver.dial(&endpoint).await?;

@@ -23,16 +23,17 @@ pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
     kernel_events::{
-        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, IdleEvent, KernelEvent,
+        EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, EVENT_STANDBY_CONNECT,
+        IdleEvent, KernelEvent,
     },
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
 
 /// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
-pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000008";
+pub const ABI_MARK: [u8; 16] = *b"rouse-abi-000009";
 
 /// Quarantine of a freed backend, extent or service id before reuse, in ns.
 ///
@@ -74,6 +75,7 @@ pub const LISTENERS_MAX: u32 = 4_096;
 /// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
 /// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
+/// Of those to Rouse's pods, only scans of all clients find the ones beyond them.
 pub const OVERFLOW_COPIES_MAX: u32 = 16_384;
 /// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel
 /// refuses a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
@@ -150,6 +152,13 @@ pub const CONTROL_BOUND_CONNECTS: u32 = 10;
 pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
 /// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
 pub const CONTROL_KUBELET_MARKED: u32 = 12;
+/// Index in `CONTROL`: time until which the agent promises to thaw its frozen pods, CLOCK_MONOTONIC ns; 0: without end.
+/// After it, connects pass over the pods of this node with [`POD_STANDBY`]. The agent writes it.
+pub const CONTROL_THAWS_UNTIL: u32 = 13;
+/// Index in `CONTROL`: redirected connects of TCP of which user space can read no record, for want of memory: there is
+/// none, or it is in socket storage and has no copy. Subflows of Multipath TCP are not among them. It changes rarely, so
+/// it shares the line of the words above.
+pub const CONTROL_UNLISTED: u32 = 14;
 /// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
 /// no cache line with the word above.
 pub const CONTROL_UDP_SOCKETS: u32 = 16;
@@ -171,8 +180,8 @@ pub struct FrontendKey {
 }
 const _: () = assert!(size_of::<FrontendKey>() == 20);
 
-/// Target of connects: value of `BACKENDS`. All fields but `open_connections` and `unanswered_ns` are constant while
-/// any list names it.
+/// Target of connects: value of `BACKENDS`. All fields but `open_connections`, `unanswered_ns` and `connect_event` are
+/// constant while any list names it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendValue {
@@ -192,8 +201,11 @@ pub struct BackendValue {
     pub open_connections: u64,
     /// Time at which a connect last got no response within TCP's first timeout (1 s), CLOCK_MONOTONIC; 0: never.
     pub unanswered_ns: u64,
-    /// Padding to a cache line, so that gauges of neighbours do not share one.
-    pub spare: u64,
+    /// Not 0: the next connect that is led there sends an [`EVENT_STANDBY_CONNECT`] and clears this word. The agent writes
+    /// it for pods of other nodes with a standby order.
+    ///
+    /// It fills a cache line, so that gauges of neighbours do not share one.
+    pub connect_event: u64,
 }
 const _: () = assert!(size_of::<BackendValue>() == 64);
 
@@ -295,7 +307,8 @@ pub const POD_HAS_PORTS: u16 = 8;
 /// Flag of [`PodValue`]: the serving port is opaque, as one with [`POD_PORT_OPAQUE`].
 pub const POD_OPAQUE: u16 = 16;
 /// Flag of [`PodValue`]: the pod is frozen, or about to be. Each connection that any of its ports accepts sends an
-/// [`EVENT_GROWTH`], whether it counts or not.
+/// [`EVENT_GROWTH`], whether it counts or not. Once the agent has [broken its promise](CONTROL_THAWS_UNTIL), connects of
+/// this node pass the pod over.
 ///
 /// Programs that do not know the flag send none, and no other flag has its bit, so it needs no version of its own.
 pub const POD_STANDBY: u16 = 32;
@@ -467,11 +480,17 @@ pub struct ConnectRecord {
     pub original_port_be: u16,
     /// Port that the connect was rewritten to, network byte order.
     pub backend_port_be: u16,
-    /// Cookie of the socket's network namespace, if the backend is an endpoint of a Service of the cluster: such a
-    /// connection is ended once the endpoint has left. 0: it is one of Rouse's pods or activators.
+    /// Cookie of the socket's network namespace, with [`NETNS_OF_ROUTED`] or without; 0 once the socket is no longer
+    /// connected to the backend.
     pub netns_cookie: u64,
 }
 const _: () = assert!(size_of::<ConnectRecord>() == 8 * CONNECT_RECORD_WORDS);
+
+/// Flag of [`ConnectRecord::netns_cookie`]: the backend is one of Rouse's pods or activators. Without it, the backend is
+/// an endpoint of a Service of the cluster, and the connection is ended once the endpoint has left.
+///
+/// The kernel counts cookies of namespaces up from 1, so none has this bit.
+pub const NETNS_OF_ROUTED: u64 = 1 << 63;
 
 /// Number of words in [`ConnectRecord`].
 pub const CONNECT_RECORD_WORDS: usize = 8;
@@ -481,6 +500,21 @@ impl ConnectRecord {
     pub const fn from_words(words: [u64; CONNECT_RECORD_WORDS]) -> Self {
         // SAFETY: the sizes are equal, and the fields are integers without padding; every bit pattern is valid.
         unsafe { core::mem::transmute(words) }
+    }
+
+    /// Returns the cookie of the socket's network namespace; `None` once the socket is no longer connected to the
+    /// backend.
+    pub const fn namespace(&self) -> Option<u64> {
+        match self.netns_cookie & !NETNS_OF_ROUTED {
+            0 => None,
+            cookie => Some(cookie),
+        }
+    }
+
+    /// Returns true if the backend is one of Rouse's pods or activators, and not an endpoint of a Service of the
+    /// cluster.
+    pub const fn is_routed(&self) -> bool {
+        self.netns_cookie & NETNS_OF_ROUTED != 0
     }
 }
 

@@ -475,7 +475,8 @@ fn is_recently_unanswered(pick: &BackendPick) -> bool {
         && load_balancing::elapsed_ns(monotonic_ns(), unanswered_ns) < abi::AVOID_UNANSWERED_NS
 }
 
-/// Returns true if a pod of this node has a listener; without a cookie (see `BackendValue`) the RouteTable is trusted.
+/// Returns true if a pod of this node has a listener, and is not left frozen. Without a cookie (see `BackendValue`) the
+/// RouteTable is trusted.
 #[inline(always)]
 fn is_listening(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; single words, any value of which is checked below.
@@ -487,10 +488,28 @@ fn is_listening(pick: &BackendPick) -> bool {
         ListenKey { netns_cookie: cookie, port: u32::from(u16::from_be(port_be)), reserved: 0 };
     // SAFETY: one word is read at once.
     if unsafe { LISTEN.get(key) }.is_some_and(|found| found.reachable != 0) {
-        return true;
+        return is_left_frozen(cookie) == 0;
     }
     // SAFETY: one word is read at once. (No agent sets the flag: it writes cookie 0 instead.)
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
+}
+
+/// Returns 1 if a pod of this node is frozen, or about to be, and no agent promises to thaw it any more; else 0. Separate,
+/// like [`pick_pod`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn is_left_frozen(cookie: u64) -> u32 {
+    let Some(until) = CONTROL.get_ptr(abi::CONTROL_THAWS_UNTIL) else { return 0 };
+    // SAFETY: a word of a live map value. Volatile, as user space writes it.
+    let until_ns = unsafe { ptr::read_volatile(until) };
+    // While no pod of the node is frozen, the word is 0, and nothing else is looked up.
+    if until_ns == 0 || monotonic_ns() < until_ns {
+        return 0;
+    }
+    // SAFETY: the flags are read at once.
+    let is_standby =
+        unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_STANDBY != 0);
+    u32::from(is_standby)
 }
 
 /// Returns a random number.

@@ -9,7 +9,7 @@ use crate::{
     backend_choice::ChosenBackend,
     maps::{
         BACKENDS, CLAIMS, CLIENTS, CONTROL, MINUS_ONE, OVERFLOW, OVERFLOW_COPIES, add_to_control,
-        atomic_add, increment_control, monotonic_ns,
+        atomic_add, increment_control, monotonic_ns, send_event,
     },
     sock_addr::{BpfSockAddr, address_bytes, address_words},
 };
@@ -37,7 +37,10 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
         }
         None => match claim_record(cookie).or_else(|| create_overflow_record(socket)) {
             Some(client) => client,
-            None => return increment_control(abi::CONTROL_UNTRACKED),
+            None => {
+                increment_control(abi::CONTROL_UNLISTED);
+                return increment_control(abi::CONTROL_UNTRACKED);
+            }
         },
     };
     client.socket_cookie = cookie;
@@ -47,15 +50,48 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
     client.backend_port_be = target.port_be;
     client.backend = target.backend;
     client.generation = target.generation;
-    client.netns_cookie = target.netns_cookie;
+    client.netns_cookie = recorded_namespace(ctx, target);
     // If the row is another backend's by now, no gauge counts this socket, and none will be lowered for it.
     if let Some(row) = recorded_backend(client) {
         // SAFETY: a live map value.
         atomic_add(unsafe { &raw mut (*row).open_connections }, 1);
+        report_standby_connect(row, client.backend);
     }
     if has_overflow_records() && claimed_record(cookie).is_none() {
         copy_overflow_record(client, cookie);
     }
+}
+
+/// Returns the namespace of a socket that is led to this backend, as its record has it.
+#[inline(always)]
+fn recorded_namespace(ctx: BpfSockAddr, target: &ChosenBackend) -> u64 {
+    match target.netns_cookie {
+        0 => ctx.netns_cookie() | abi::NETNS_OF_ROUTED,
+        of_endpoint => of_endpoint,
+    }
+}
+
+/// Reports a connect to a pod of another node that may be frozen, if the agent has asked for the next one: it checks that
+/// the pod's own agent has thawed it.
+#[inline(always)]
+fn report_standby_connect(row: *mut BackendValue, backend: u32) {
+    // SAFETY: a live map value; a single word. Volatile, as user space writes it.
+    if unsafe { ptr::read_volatile(&raw const (*row).connect_event) } == 0 {
+        return;
+    }
+    // Of two connects on two CPUs both may send an event, which is harmless.
+    // SAFETY: a live map value; a single word.
+    unsafe { ptr::write_volatile(&raw mut (*row).connect_event, 0) };
+    send_standby_connect(backend);
+}
+
+/// Sends the event of a connect to a pod that may be frozen. Returns 0. A function of its own: it is rare, and its event
+/// would take space on the stack of each connect.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn send_standby_connect(backend: u32) -> u32 {
+    send_event(abi::EVENT_STANDBY_CONNECT, backend, 0);
+    0
 }
 
 /// Frees the record of a socket that is released. Returns false if it has none.
@@ -212,17 +248,15 @@ fn create_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRec
     Some(client)
 }
 
-/// Copies the record in a socket's storage for user space, if it is of a connect to an endpoint.
+/// Copies the record in a socket's storage for user space.
 ///
 /// A present copy is replaced, so that user space reads no mixture of two.
 #[inline(always)]
 fn copy_overflow_record(client: &ConnectRecord, cookie: u64) {
-    if client.netns_cookie == 0 {
-        return remove_overflow_copy(cookie);
-    }
     // Without memory for a copy, the connection stays open when its endpoint leaves, and an earlier copy must go.
     if OVERFLOW_COPIES.insert(cookie, client, 0).is_err() {
         let _none = OVERFLOW_COPIES.remove(cookie);
+        increment_control(abi::CONTROL_UNLISTED);
     }
 }
 

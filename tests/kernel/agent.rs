@@ -56,6 +56,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Address and port on which the pod serves.
 const POD_ADDRESS: &str = "10.77.0.2:8080";
+/// Address and port of the service on the direct path to the pod.
+const SERVICE_ADDRESS: &str = "10.96.0.7:80";
 /// Beginning of the metrics line that counts passed probes.
 const PROBES_PASSED: &str = "rouse_agent_probes_total{result=\"passed\"}";
 /// Mount points that cgroup v2 may have.
@@ -69,6 +71,8 @@ fn role() {
         Ok("agent") => roles::run_agent(),
         Ok("pod") => roles::run_pod(),
         Ok("client") => roles::run_client(),
+        Ok("led-client") => roles::run_led_client(),
+        Ok("half-closed-client") => roles::run_half_closed_client(),
         Ok("pausing-clients") => pausing_clients::run_clients(),
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),
@@ -485,9 +489,11 @@ fn remove_leftovers() {
 fn remove_node(name: &str) {
     let folder = env::temp_dir().join(name);
     let _ = Command::new("umount").arg(folder.join("bpf")).status();
-    for namespace in ["n", "p"] {
-        let _ =
-            Command::new("ip").args(["netns", "delete", &format!("{name}-{namespace}")]).status();
+    for namespace in ["n", "p", "q"] {
+        // Few tests have the last one.
+        let mut command = Command::new("ip");
+        command.args(["netns", "delete", &format!("{name}-{namespace}")]);
+        let _ = command.stderr(Stdio::null()).status();
     }
     let _ = fs::remove_dir_all(&folder);
     CGROUP_ROOTS.iter().for_each(|root| remove_cgroup(&Path::new(root).join(name)));

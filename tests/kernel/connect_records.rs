@@ -1,7 +1,7 @@
 //! Shell: records of clients' connects in the eBPF programs, and their lifetime.
 
 use agent::kernel::map_op::BackendTarget;
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use common::wire::ConnectionPath;
 use datapath::abi::{self, maps};
 
@@ -20,9 +20,13 @@ struct ClientConnectFixture {
     client: ScriptedProcess,
     _server: ScriptedProcess,
     kernel: SharedKernelFixture,
+    /// Cookie of the client's namespace.
+    client_netns: u64,
     pods: [NetnsFixture; 2],
     claims: Array<MapData, u64>,
     records: Array<MapData, abi::ConnectRecord>,
+    /// Copies of records in socket storage.
+    copies: HashMap<MapData, u64, abi::ConnectRecord>,
     are_rows_filled: bool,
 }
 
@@ -37,20 +41,21 @@ impl ClientConnectFixture {
             kernel.add_ready_pod(pod, number);
         }
         kernel.apply_table();
-        let pinned_map = |name| {
-            let pin = kernel.paths().pins().join(name);
-            Map::Array(MapData::from_pin(pin).expect("it is pinned"))
-        };
-        let claims = Array::try_from(pinned_map(maps::CLAIMS)).expect("an array of words");
-        let records = Array::try_from(pinned_map(maps::CLIENTS)).expect("an array of records");
+        let pinned_map =
+            |name| MapData::from_pin(kernel.paths().pins().join(name)).expect("it is pinned");
+        let claims = Map::Array(pinned_map(maps::CLAIMS));
+        let records = Map::Array(pinned_map(maps::CLIENTS));
+        let copies = Map::HashMap(pinned_map(maps::OVERFLOW_COPIES));
         Self {
             client: client.start_process(),
             _server: server,
-            kernel,
+            client_netns: client.cookie,
             pods,
-            claims,
-            records,
+            claims: claims.try_into().expect("an array of words"),
+            records: records.try_into().expect("an array of records"),
+            copies: copies.try_into().expect("a hash of records"),
             are_rows_filled: false,
+            kernel,
         }
     }
 
@@ -76,11 +81,18 @@ impl ClientConnectFixture {
         records.filter(|record| record.socket_cookie != 0).count()
     }
 
-    /// Number of rows of sockets that were led to endpoints of the cluster's Services. A row without a socket may name
-    /// the namespace of its last one.
-    fn rows_with_namespace(&self) -> usize {
+    /// Namespaces that the rows of sockets name, each with true if the socket was led to one of Rouse's pods. A row
+    /// without a socket may name the namespace of its last one.
+    fn namespaces_in_rows(&self) -> Vec<(Option<u64>, bool)> {
         let records = self.records.iter().map(|record| record.expect("readable"));
-        records.filter(|it| it.socket_cookie != 0 && it.netns_cookie != 0).count()
+        let of_sockets = records.filter(|it| it.socket_cookie != 0);
+        of_sockets.map(|it| (it.namespace(), it.is_routed())).collect()
+    }
+
+    /// Namespaces that the copies of records name, in the same way.
+    fn namespaces_in_copies(&self) -> Vec<(Option<u64>, bool)> {
+        let records = self.copies.iter().map(|entry| entry.expect("readable").1);
+        records.map(|it| (it.namespace(), it.is_routed())).collect()
     }
 
     /// Number of sockets that use socket storage.
@@ -119,7 +131,8 @@ fn a_connected_socket_has_one_row_until_it_closes() {
     }
     assert_eq!(fixture.rows_taken() as u64 + fixture.storage_entries(), 20);
     assert_eq!(fixture.rows_with_cookie(), fixture.rows_taken());
-    assert_eq!(fixture.rows_with_namespace(), 0, "connections to Rouse's pods are not ended");
+    let of_client = (Some(fixture.client_netns), true);
+    assert_eq!(fixture.namespaces_in_rows(), vec![of_client; fixture.rows_taken()]);
     fixture.client.expect_step("drop");
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),
@@ -150,9 +163,39 @@ fn a_socket_whose_row_is_taken_has_its_record_in_socket_storage() {
     assert_eq!(fixture.client.expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
     assert_eq!(fixture.client.expect_step("connect [fd96::1]:80"), "one [fd96::1]:80");
     assert_eq!((fixture.open_connections(), fixture.storage_entries()), ([2, 0], 2));
+    assert_eq!(fixture.namespaces_in_copies(), [(Some(fixture.client_netns), true); 2]);
     fixture.client.expect_step("drop");
     assert_eq!((fixture.open_connections(), fixture.storage_entries()), ([0, 0], 0));
+    assert_eq!(fixture.namespaces_in_copies(), []);
     assert_eq!(fixture.rows_taken(), abi::CLIENTS_MAX as usize, "others' rows are left alone");
+}
+
+#[test]
+fn a_connect_whose_record_has_no_room_for_a_copy_is_counted() {
+    let mut fixture = ClientConnectFixture::new();
+    fixture.fill_rows();
+    let unlisted = |it: &ClientConnectFixture| it.kernel.maps.control_word(abi::CONTROL_UNLISTED);
+    let before = unlisted(&fixture);
+    assert_eq!(fixture.client.expect_step("connect 10.96.0.1:80"), "one 10.96.0.1:80");
+    assert_eq!(unlisted(&fixture), before);
+    // Cookies that no socket has.
+    let others = 1 << 60..(1 << 60) + u64::from(abi::OVERFLOW_COPIES_MAX) - 1;
+    for cookie in others.clone() {
+        let written = fixture.copies.insert(cookie, abi::ConnectRecord::default(), 0);
+        written.expect("it holds as many");
+    }
+    let reply = fixture.client.run_step("connect 10.96.0.1:80");
+    // Removed before anything can fail: other tests use the same map.
+    for cookie in others {
+        fixture.copies.remove(&cookie).expect("it is there");
+    }
+    assert_eq!(reply, Ok("one 10.96.0.1:80".into()), "it works all the same");
+    assert_eq!(unlisted(&fixture), before + 1);
+    let (open, copied) = (fixture.storage_entries(), fixture.namespaces_in_copies().len());
+    assert_eq!((open, copied), (2, 1));
+    fixture.client.expect_step("drop");
+    let (open, copied) = (fixture.storage_entries(), fixture.namespaces_in_copies().len());
+    assert_eq!((open, copied), (0, 0));
 }
 
 #[test]
@@ -226,6 +269,8 @@ fn a_socket_that_is_disconnected_and_stays_open_counts_no_more() {
     assert_eq!(fixture.open_connections(), [1, 0]);
     client.expect_step("disconnect");
     assert_eq!(fixture.open_connections(), [0, 0]);
+    let namespaces = [fixture.namespaces_in_rows(), fixture.namespaces_in_copies()].concat();
+    assert!(namespaces.iter().all(|(namespace, _)| namespace.is_none()), "{namespaces:?}");
     client.expect_step("drop");
     assert_eq!(
         (fixture.open_connections(), fixture.rows_taken(), fixture.storage_entries()),

@@ -19,6 +19,7 @@ mod scaled_services;
 mod scripted_process;
 mod servers;
 mod sk_lookup;
+mod socket_lists;
 mod standby;
 mod sys;
 mod udp_process;

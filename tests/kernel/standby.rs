@@ -18,6 +18,7 @@ use agent::kernel::{
     freezer::{self, CgroupState},
     maps::KernelEventRing,
 };
+use common::wire::ConnectionPath;
 use datapath::abi;
 use socket2::SockRef;
 
@@ -273,4 +274,87 @@ fn a_frozen_process_ends_by_sigkill() {
         thread::sleep(Duration::from_millis(1));
     }
     freezer::thaw(&fixture.pod.cgroup).unwrap();
+}
+
+impl StandbyFixture {
+    /// Adds a service at 10.96.0.1 with this pod, and an activator for it. Returns the activator's process.
+    fn serve(&mut self) -> ScriptedProcess {
+        let activator = self.kernel.add_client();
+        let mut process = activator.start_process();
+        process.expect_step("listen 0.0.0.0:20001 activator");
+        self.kernel.add_activator(&activator);
+        self.kernel.add_service(1, ConnectionPath::Direct);
+        self.kernel.add_ready_pod(&self.pod, 1);
+        self.kernel.apply_table();
+        process
+    }
+
+    /// Returns the number of the backend at the pod's IPv4 address.
+    fn backend(&self) -> u32 {
+        let address: std::net::Ipv4Addr = self.pod.ipv4().parse().unwrap();
+        let address = address.to_ipv6_mapped().octets();
+        let backends = self.kernel.maps.read_routes().unwrap().backends;
+        backends.into_iter().find(|(_, it)| it.address == address).unwrap().0
+    }
+
+    /// Takes the events of connects that were led to this backend from the ring, and returns their number.
+    fn take_connect_events(&mut self, backend: u32) -> usize {
+        let connect = (abi::EVENT_STANDBY_CONNECT, backend);
+        let events = std::iter::from_fn(|| self.ring.next());
+        events.filter(|event| (event.kind, event.port_or_slot) == connect).count()
+    }
+}
+
+#[test]
+fn connects_pass_over_a_frozen_pod_of_the_node_once_the_promise_to_thaw_it_is_over() {
+    /// A time that is long over.
+    const PAST_NS: u64 = 1;
+    let mut fixture = StandbyFixture::new("");
+    let _activator = fixture.serve();
+    let promise = fixture.kernel.maps.thaw_promise().unwrap();
+    let mut client = fixture.client.start_process();
+    let mut connect = || client.expect_step("hammer 10.96.0.1:80 5");
+    promise.set(PAST_NS);
+    assert_eq!(connect(), "one=5", "the pod runs");
+    fixture.set_standby(true);
+    for until_ns in [0, u64::MAX] {
+        promise.set(until_ns);
+        assert_eq!(connect(), "one=5", "{until_ns}");
+    }
+    promise.set(PAST_NS);
+    fixture.freeze();
+    assert_eq!(connect(), "activator=5");
+    // Another pod comes before the activators.
+    let other = fixture.kernel.add_pod();
+    fixture.kernel.register_pod(&other, 0);
+    let mut other_server = other.start_process();
+    other_server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} other"));
+    fixture.kernel.add_ready_pod(&other, 1);
+    fixture.kernel.apply_table();
+    assert_eq!(connect(), "other=5");
+    fixture.thaw();
+    fixture.set_standby(false);
+    drop(other_server);
+    assert_eq!(connect(), "one=5", "it is no standby pod any more");
+    promise.set(0);
+}
+
+#[test]
+fn the_next_connect_to_an_armed_backend_sends_one_event() {
+    let mut fixture = StandbyFixture::new("");
+    let _activator = fixture.serve();
+    let backend = fixture.backend();
+    let mut client = fixture.client.start_process();
+    let direct = format!("connect {}", fixture.address(SERVING_PORT));
+    for is_armed in [false, true, false] {
+        if is_armed {
+            fixture.kernel.maps.arm_connect_event(backend);
+        }
+        assert_eq!(fixture.kernel.maps.is_connect_event_armed(backend), is_armed);
+        client.expect_step(&direct);
+        assert_eq!(fixture.take_connect_events(backend), 0, "it names no service");
+        client.expect_step("hammer 10.96.0.1:80 3");
+        assert_eq!(fixture.take_connect_events(backend), usize::from(is_armed));
+        assert!(!fixture.kernel.maps.is_connect_event_armed(backend));
+    }
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use common::wire::AppProtocol;
+use common::wire::{AppProtocol, StandbyOrder};
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use smol_str::SmolStr;
 use tokio::{net::TcpStream, sync::oneshot};
@@ -23,6 +23,7 @@ use crate::{
         connection_pool::{PodConnectionPool, PoolAction},
         dial::{DialAction, DialEvent, FIRST_RETRY_DELAY, PodDial},
         endpoint_key::PodEndpointKey,
+        thaw_watch::ThawWatch,
     },
 };
 
@@ -74,6 +75,8 @@ pub struct PodEndpoint {
     pool: Mutex<PodConnectionPool<PodConnection, PodConnectionWaiter>>,
     has_responded: AtomicBool,
     failed_dials: AtomicU32,
+    /// Check that the pod was thawed for its requests, while it has a standby order.
+    pub thaw_watch: Arc<ThawWatch>,
 }
 
 /// Uid and name of a pod.
@@ -100,7 +103,8 @@ impl PodEndpoint {
         });
         let (has_responded, failed_dials) = (AtomicBool::new(false), AtomicU32::new(0));
         let PodIdentity { uid, name } = identity;
-        Self { key, uid, name, protocol, settings, pool, has_responded, failed_dials }
+        let thaw_watch = Arc::default();
+        Self { key, uid, name, protocol, settings, pool, has_responded, failed_dials, thaw_watch }
     }
 
     /// Protocol that the pod speaks at this address.
@@ -136,7 +140,12 @@ impl PodEndpoint {
             };
             let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
             match dialled.await.map_err(dropped)? {
-                Err(PodDialError::Unanswered) if !prefers_other() => has_waited = true,
+                // Of a pod that is passed over no connection is wanted, whether another pod is open or not.
+                Err(PodDialError::Unanswered)
+                    if !self.thaw_watch.is_passed_over() && !prefers_other() =>
+                {
+                    has_waited = true;
+                }
                 result => return result,
             }
         }
@@ -150,8 +159,9 @@ impl PodEndpoint {
         }
     }
 
-    /// Registers that the pod has sent a response, so that its process accepts connections.
+    /// Registers that the pod has sent a response, so that its process runs and accepts connections.
     pub fn on_response(self: &Arc<Self>) {
+        self.thaw_watch.record_answer();
         if !self.has_responded.swap(true, Ordering::Relaxed) {
             let dials = self.lock_pool().on_first_response();
             self.start_dials(dials);
@@ -174,10 +184,12 @@ impl PodEndpoint {
         fail_waiters(waiters, &io::Error::other("pod is leaving").into());
     }
 
-    /// Registers if the pod has a standby order. A pod that has one keeps no idle connection. A frozen process closes
-    /// none, and at its thaw it may close one whose time is over, together with the request that has come over it.
-    pub fn set_standby(&self, has_order: bool) {
-        self.lock_pool().set_standby(has_order);
+    /// Registers the standby order of the pod; `None`: it has none. A pod that has one keeps no idle connection. A frozen
+    /// process closes none, and at its thaw it may close one whose time is over, together with the request that has come
+    /// over it.
+    pub fn set_standby(&self, order: Option<StandbyOrder>) {
+        self.lock_pool().set_standby(order.is_some());
+        self.thaw_watch.set_order(order.map(|order| order.agent_timeout));
     }
 
     /// Makes all requests that wait for a connection try another pod.

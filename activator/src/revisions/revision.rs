@@ -10,7 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::wire::{AppProtocol, NamespacedName, RequestTotals, SlotClaim, SlotGrant};
+use common::{
+    link::PodReportKey,
+    outbox::Outbox,
+    standby_watch::StandbyWatchAction,
+    wire::{AppProtocol, NamespacedName, PodReportItem, RequestTotals, SlotClaim, SlotGrant},
+};
 use datapath::abi;
 use tokio::sync::oneshot;
 use tracing::info;
@@ -54,6 +59,8 @@ pub struct RevisionContext {
     pub usage_reporter: Arc<QueueUsageReporter>,
     /// Number of pods and ports of pods seen so far: the next [`PodEndpointKey::id`], so that no two share a key.
     pub next_pod_id: AtomicU64,
+    /// Reports to the controllers, among them those of pods that are passed over.
+    pub reports: Outbox<PodReportKey, PodReportItem>,
 }
 
 /// One Revision at this activator. While it is asleep and no request waits, it stores little more than its name.
@@ -318,6 +325,48 @@ impl ActivatorRevision {
         });
     }
 
+    /// Performs the actions of a pod's watch until nothing is awaited from the pod.
+    async fn follow_thaw_watch(self: Arc<Self>, pod: Arc<PodEndpoint>) {
+        while let Some(action) = pod.thaw_watch.next_action().await {
+            match action {
+                StandbyWatchAction::Query(number) => {
+                    pod.thaw_watch.start_query(pod.key.address.ip(), number);
+                }
+                StandbyWatchAction::PassOver => self.pass_over_pod(&pod),
+                StandbyWatchAction::UseAgain => self.use_pod_again(&pod),
+            }
+        }
+    }
+
+    /// Passes over a frozen pod: nothing shows that it was thawed. What it may have received stays with it. Requests whose
+    /// connection is not open yet go elsewhere, and the controller is asked for another pod.
+    fn pass_over_pod(self: &Arc<Self>, pod: &PodEndpoint) {
+        info!(revision = %self.name, pod = %pod.uid, "frozen pod passed over: no sign that it was thawed");
+        self.update_and_dispatch(|state| {
+            if let Some(active) = state.active.as_mut() {
+                active.wait_queue.pass_over(pod.key);
+            }
+            Vec::new()
+        });
+        pod.redirect_waiters();
+        let uid = pod.uid.to_string();
+        self.context
+            .reports
+            .set(PodReportKey::PassedOver(uid.clone()), PodReportItem::PassedOver(uid));
+        self.context.pod_settings.metrics.pods_passed_over.inc();
+    }
+
+    /// Ends that: the pod runs, has no standby order any more, or is gone.
+    fn use_pod_again(self: &Arc<Self>, pod: &PodEndpoint) {
+        info!(revision = %self.name, pod = %pod.uid, "frozen pod is used again");
+        self.update_and_dispatch(|state| {
+            let Some(active) = state.active.as_mut() else { return Vec::new() };
+            active.wait_queue.use_again(pod.key, random_u64)
+        });
+        self.context.reports.remove(&PodReportKey::PassedOver(pod.uid.to_string()));
+        self.context.pod_settings.metrics.pods_passed_over.dec();
+    }
+
     fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
         let mut state = self.lock_state();
         let Some(active) = state.active.as_mut() else { return };
@@ -473,6 +522,9 @@ impl ActivatorRevision {
     ) -> PodPermit {
         let pod =
             active.pods.get(&key).expect("the wait queue knows only pods that `update_pods` named");
+        if pod.thaw_watch.start_use() {
+            tokio::spawn(Arc::clone(self).follow_thaw_watch(Arc::clone(pod)));
+        }
         PodPermit { pod: Arc::clone(pod), revision: Arc::clone(self) }
     }
 

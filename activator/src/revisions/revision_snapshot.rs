@@ -126,7 +126,7 @@ impl RevisionSnapshot {
             },
             in_flight: load.map_or(0, |it| it.in_flight),
             free_slots: load.filter(|_| self.limit() > 0).map(|it| it.free_slots),
-            has_standby_order: pod.has_standby_order,
+            has_standby_order: pod.standby.is_some(),
         }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
             address: Some(SocketAddr::from(([10, 0, 0, last], 8080))),
             is_ready,
             is_early_ready: false,
-            has_standby_order: false,
+            standby: None,
             name: format!("pod-{last}").into(),
             place: NodeTopology { name: "n1".into(), zone: "a".into() },
             hints: TopologyHints::default(),

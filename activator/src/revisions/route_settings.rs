@@ -10,7 +10,7 @@ use std::{
 
 use common::{
     service_routing::{NodeTopology, SelectionRule, TopologyHints},
-    wire::{self, AllowedSources, AppProtocol, PodPort},
+    wire::{self, AllowedSources, AppProtocol, PodPort, StandbyOrder},
 };
 use smol_str::SmolStr;
 
@@ -79,8 +79,8 @@ pub struct PodTableEntry {
     /// True if the RouteTable lists the pod as starting, and the report for which it waits has come: the agent of its
     /// node reports the pod as ready.
     pub is_early_ready: bool,
-    /// True if the pod is frozen while nothing uses it.
-    pub has_standby_order: bool,
+    /// Standby order: the pod is frozen while nothing uses it; `None`: it runs.
+    pub standby: Option<StandbyOrder>,
     /// Name of the pod, without its namespace.
     pub name: SmolStr,
     /// Node that the pod runs on, and its zone; empty where they are not known.
@@ -152,18 +152,18 @@ pub struct PodRanking<'a> {
 impl<'a> PodRanking<'a> {
     /// Derives the ranking from all pods of the Revision, with their hard limit.
     pub fn new(pods: &PodTable, limit: u32, topology: &'a ActivatorTopology) -> Self {
-        let is_running = |pod: &PodTableEntry| pod.takes_requests(limit) && !pod.has_standby_order;
+        let is_running = |pod: &PodTableEntry| pod.takes_requests(limit) && pod.standby.is_none();
         let passes_over_standby = pods.values().any(is_running);
         let ready = pods
             .values()
-            .filter(move |pod| pod.is_ready && !(passes_over_standby && pod.has_standby_order));
+            .filter(move |pod| pod.is_ready && !(passes_over_standby && pod.standby.is_some()));
         let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), &topology.own_place);
         Self { passes_over_standby, rule, topology }
     }
 
     /// Returns the rank of a pod of the Revision.
     pub fn rank(&self, pod: &PodTableEntry) -> PodRank {
-        if self.passes_over_standby && pod.has_standby_order {
+        if self.passes_over_standby && pod.standby.is_some() {
             PodRank::Standby
         } else if pod.is_ready && self.prefers(&pod.hints) {
             PodRank::Preferred
@@ -197,7 +197,7 @@ mod tests {
             address: None,
             is_ready: true,
             is_early_ready: false,
-            has_standby_order: false,
+            standby: None,
             name: "p".into(),
             place: NodeTopology::default(),
             hints: TopologyHints { zone: zone.into(), ..TopologyHints::default() },
@@ -265,7 +265,10 @@ mod tests {
     #[test]
     fn standby_pods_are_passed_over_while_another_pod_takes_requests() {
         use PodRank::{Preferred, Standby, Usual};
-        let standby = |zone: &str| PodTableEntry { has_standby_order: true, ..ready_pod(zone) };
+        let standby = |zone: &str| PodTableEntry {
+            standby: Some(fixtures::standby_order()),
+            ..ready_pod(zone)
+        };
         let in_zone = |pods: [PodTableEntry; 3], limit| ranks(&pods, limit, "a", &["a", "b"]);
         let starting = PodTableEntry { is_ready: false, ..ready_pod("") };
         let early = PodTableEntry { is_early_ready: true, ..starting.clone() };

@@ -20,6 +20,7 @@
 //! | early-ready pod | pod that the agent of its node has reported as ready before the RouteTable lists it so |
 //! | open pod | ready or early-ready pod that takes requests |
 //! | paused pod | such a pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
+//! | passed-over pod | such a pod with a standby order that gets no requests, because nothing shows that it was thawed |
 //! | closed pod | pod that takes no requests, but still has some in flight |
 //! | rank | place of a pod in the choice: pods that hints prefer come first, passed-over standby pods come last |
 //! | capacity | without a hard limit: any open pod; with one: a free slot of [`RevisionSlots`] at an open pod |
@@ -68,7 +69,7 @@ pub struct WaitQueueFull;
 pub enum PodQueueState {
     /// It takes requests.
     Open,
-    /// It gets no requests for a while, because a dial failed or got no SYN-ACK.
+    /// It gets no requests for a while: a dial failed or got no SYN-ACK, or nothing shows that the pod was thawed.
     Paused,
     /// It takes no requests, and still has some in flight.
     Closed,
@@ -102,6 +103,9 @@ pub struct WaitQueue<W> {
     closed_pods: BTreeMap<PodEndpointKey, u32>,
     /// Ready pods that get no requests for a while: a dial failed or got no SYN-ACK.
     paused_pods: BTreeMap<PodEndpointKey, PauseNumber>,
+    /// Pods that get no requests until their [use again](Self::use_again), also while they are not ready: nothing shows that
+    /// they were thawed.
+    passed_over_pods: BTreeSet<PodEndpointKey>,
     last_pause: u64,
     /// Position of round robin among the open pods.
     round_robin_cursor: usize,
@@ -135,6 +139,7 @@ impl<W> WaitQueue<W> {
             open_pods: Vec::new(),
             closed_pods: BTreeMap::new(),
             paused_pods: BTreeMap::new(),
+            passed_over_pods: BTreeSet::new(),
             last_pause: 0,
             round_robin_cursor: 0,
             waiting: BTreeMap::new(),
@@ -247,10 +252,11 @@ impl<W> WaitQueue<W> {
         for load in std::mem::take(&mut self.open_pods) {
             self.closed_pods.insert(load.key, load.in_flight);
         }
-        for pod in ready.iter().filter(|pod| !self.paused_pods.contains_key(pod)) {
-            let in_flight = self.closed_pods.remove(pod).unwrap_or(0);
-            let rank = self.rank(*pod);
-            self.open_pods.push(PodLoad { key: *pod, in_flight, free_slots: 0, rank });
+        let open = ready.iter().copied().filter(|pod| !self.is_withheld(pod));
+        for pod in open.collect::<Vec<_>>() {
+            let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
+            let rank = self.rank(pod);
+            self.open_pods.push(PodLoad { key: pod, in_flight, free_slots: 0, rank });
         }
         self.closed_pods.retain(|_, in_flight| *in_flight > 0);
         self.ready_pods = ready;
@@ -323,9 +329,10 @@ impl<W> WaitQueue<W> {
         };
         let state = PodQueueState::Open;
         let open = self.open_pods.iter().map(move |load| QueuedPod { load: *load, state });
-        let paused = self.paused_pods.keys().map(move |key| not_open(*key, PodQueueState::Paused));
-        let is_closed = move |key: &PodEndpointKey| !self.paused_pods.contains_key(key);
-        let closed = self.closed_pods.keys().copied().filter(is_closed);
+        let paused = self.ready_pods.iter().filter(move |key| self.is_withheld(key));
+        let paused = paused.map(move |key| not_open(*key, PodQueueState::Paused));
+        let closed = self.closed_pods.keys().copied();
+        let closed = closed.filter(move |key| !self.ready_pods.contains(key));
         open.chain(paused).chain(closed.map(move |key| not_open(key, PodQueueState::Closed)))
     }
 
@@ -357,10 +364,8 @@ impl<W> WaitQueue<W> {
     /// Pauses `pod`: it gets no request until [`resume_pod`](Self::resume_pod), or until the RouteTable lists it
     /// again after it was not ready. Returns the number of the pause; `None`: the pod was not open.
     pub fn pause_pod(&mut self, pod: PodEndpointKey) -> Option<PauseNumber> {
-        let at = self.find_open(pod).ok()?;
-        let load = self.open_pods.remove(at);
-        if load.in_flight > 0 {
-            self.closed_pods.insert(pod, load.in_flight);
+        if !self.close_pod(pod) {
+            return None;
         }
         self.last_pause += 1;
         let pause = PauseNumber(self.last_pause);
@@ -386,11 +391,58 @@ impl<W> WaitQueue<W> {
             return Vec::new();
         }
         self.paused_pods.remove(&pod);
-        let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
-        let at = self.find_open(pod).unwrap_or_else(|at| at);
-        let rank = self.rank(pod);
-        self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0, rank });
+        self.reopen_pod(pod, random)
+    }
+
+    /// Passes over `pod`: it gets no request until [`use_again`](Self::use_again), whatever the RouteTable states of it.
+    pub fn pass_over(&mut self, pod: PodEndpointKey) {
+        self.passed_over_pods.insert(pod);
+        self.close_pod(pod);
+    }
+
+    /// Ends that. Returns the requests dispatched by it.
+    pub fn use_again(
+        &mut self,
+        pod: PodEndpointKey,
+        random: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        if self.passed_over_pods.remove(&pod) {
+            return self.reopen_pod(pod, random);
+        }
+        Vec::new()
+    }
+
+    /// Closes a pod for further requests. Returns false if it was not open.
+    fn close_pod(&mut self, pod: PodEndpointKey) -> bool {
+        let Ok(at) = self.find_open(pod) else { return false };
+        let load = self.open_pods.remove(at);
+        if load.in_flight > 0 {
+            self.closed_pods.insert(pod, load.in_flight);
+        }
+        true
+    }
+
+    /// Opens a ready pod again, unless it is withheld for another reason. Returns the requests dispatched by it.
+    fn reopen_pod(
+        &mut self,
+        pod: PodEndpointKey,
+        random: impl FnMut() -> u64,
+    ) -> Vec<DispatchedRequest<W>> {
+        if self.is_withheld(&pod) || !self.ready_pods.contains(&pod) {
+            return Vec::new();
+        }
+        // An open pod stays as it is.
+        if let Err(at) = self.find_open(pod) {
+            let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
+            let rank = self.rank(pod);
+            self.open_pods.insert(at, PodLoad { key: pod, in_flight, free_slots: 0, rank });
+        }
         self.dispatch_waiting(random)
+    }
+
+    /// Returns true if a pod gets no requests although it may be ready.
+    fn is_withheld(&self, pod: &PodEndpointKey) -> bool {
+        self.paused_pods.contains_key(pod) || self.passed_over_pods.contains(pod)
     }
 
     /// Number of requests that wait.

@@ -165,7 +165,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
         address: Some(address()),
         is_ready: true,
         is_early_ready: false,
-        has_standby_order: false,
+        standby: None,
         name: "p".into(),
         place: NodeTopology::default(),
         hints: TopologyHints::default(),

@@ -12,6 +12,7 @@ impl Agent {
     /// Handles a pod of another node.
     pub(super) fn handle_remote_pod(&mut self, pod: &PodEntry) {
         self.remote_pods.update_pod(pod);
+        self.standby_watcher.update_pod(pod);
         self.update_exclusion(&pod.uid);
     }
 

@@ -81,7 +81,9 @@ impl Agent {
         let mut events = Vec::new();
         for (key, change) in batch.changes {
             match (key, &change) {
-                (RouteKey::Pod(_), RouteChange::Pod(pod)) if pod.node == self.node => {
+                (RouteKey::Pod(uid), RouteChange::Pod(pod)) if pod.node == self.node => {
+                    // An earlier table may have placed it on another node.
+                    self.standby_watcher.remove_pod(&uid);
                     events.push(PodTrackerEvent::RouteUpdated(pod.clone()));
                 }
                 (RouteKey::Pod(uid), RouteChange::Pod(pod)) => {
@@ -91,6 +93,7 @@ impl Agent {
                 }
                 (RouteKey::Pod(uid), _) => {
                     self.remote_pods.remove_pod(&uid);
+                    self.standby_watcher.remove_pod(&uid);
                     self.update_exclusion(&uid);
                     events.push(PodTrackerEvent::RouteRemoved(uid));
                 }
@@ -171,6 +174,7 @@ impl Agent {
             return Err(error_chain(&error));
         }
         self.observe_programming();
+        self.standby_watcher.record_added(&plan.added_pods);
         let MapPlan { ops, refused, newly_refused, newly_outranked, is_partial, .. } = plan;
         self.report_refused(refused);
         self.report_refused_cluster_services(&newly_refused);

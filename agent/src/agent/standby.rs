@@ -6,6 +6,7 @@
 
 mod standby_pods;
 mod tasks;
+mod thaw_promise;
 
 use std::{
     collections::VecDeque,
@@ -30,6 +31,7 @@ use crate::{
     clock::monotonic_ns,
     kernel::freezer::{self, CgroupState},
     pods::{
+        pod_server::running::RunningQuery,
         registry::RegisteredPod,
         standby::{StandbyAction, StandbyEvent, StandbyUsage},
         standby_facts::StandbyFacts,
@@ -45,7 +47,7 @@ impl Agent {
         let Some(order) = tracked else {
             if is_known {
                 self.handle_standby_event(uid, StandbyEvent::StopRequested);
-                self.standby.uids_by_slot.retain(|_, it| it != uid);
+                self.standby.remove_armed(uid);
                 self.standby.pods.remove(uid);
             }
             return;
@@ -66,6 +68,7 @@ impl Agent {
         }
         if has_order_changed {
             self.handle_standby_event(uid, StandbyEvent::Ordered(order));
+            self.standby.update_promise();
         }
     }
 
@@ -86,7 +89,7 @@ impl Agent {
     /// connections send no events.
     pub(super) fn handle_standby_registration(&mut self, uid: &str) {
         self.handle_standby_event(uid, StandbyEvent::ProcessesChanged);
-        self.standby.uids_by_slot.retain(|_, it| it != uid);
+        self.standby.remove_armed(uid);
     }
 
     /// Handles the result of a task. One that is no longer the newest of its kind has no effect.
@@ -156,9 +159,11 @@ impl Agent {
     /// Checks all frozen pods, once a second: events may be lost, and a process that enters a frozen pod sends none.
     pub(super) fn sweep_standby(&mut self) {
         self.standby.retry_thaws();
+        self.update_promise_bound();
         let dropped = self.handles.maps.control_word(abi::CONTROL_DROPPED);
         // Any of the lost events may be that of a probe, which no counter shows.
         if std::mem::replace(&mut self.standby.dropped_events, dropped) != dropped {
+            self.check_armed_connects();
             let armed: Vec<String> = self.standby.uids_by_slot.values().cloned().collect();
             armed.iter().for_each(|uid| self.handle_standby_event(uid, StandbyEvent::PacketSeen));
         }
@@ -208,6 +213,17 @@ impl Agent {
             debug!(uid, frozen, "the processes of a frozen pod have changed");
             self.handle_standby_event(uid, StandbyEvent::ProcessesChanged);
         }
+    }
+
+    /// Answers a query if a pod of this node runs. Its sender waits for the pod, so a pod that is still frozen is thawed: the
+    /// event of the connection may have been lost. A pod that cannot be thawed does not run.
+    pub(super) fn answer_running_query(&mut self, query: RunningQuery) {
+        let RunningQuery { uid, reply } = query;
+        if self.standby.is_frozen(&uid) {
+            self.handle_standby_event(&uid, StandbyEvent::PacketSeen);
+        }
+        // A failed send means that the sender no longer waits.
+        let _ = reply.send(!self.standby.may_be_frozen(&uid));
     }
 
     /// Thaws all pods for good: the agent stops.
@@ -282,7 +298,8 @@ impl Agent {
             return false;
         }
         self.handles.usage.arm_next_request(entry.slot, &self.handles.maps);
-        self.standby.uids_by_slot.insert(entry.slot, uid.to_owned());
+        self.standby.add_armed(entry.slot, uid);
+        self.update_promise_bound();
         // A reading that began before this may have missed a connection that sent no event.
         if let Some(pod) = self.standby.pods.get_mut(uid) {
             pod.reading = None;
@@ -290,9 +307,18 @@ impl Agent {
         true
     }
 
+    /// Lets the promise to thaw armed pods have an end only if activators can take their connects. Without activators a
+    /// connect that passes a pod over would reach nothing at all, while the pod may be thawed a moment later.
+    fn update_promise_bound(&mut self) {
+        let table = self.routes.table();
+        let mut armed = self.standby.uids_by_slot.values();
+        let has_activators = armed.all(|uid| table.has_activators_for_pod(uid));
+        self.standby.set_has_activators(has_activators);
+    }
+
     /// Ends the events of a pod's connections. If that fails, each connection still sends one, which has no effect.
     fn disarm_standby(&mut self, uid: &str) {
-        self.standby.uids_by_slot.retain(|_, it| it != uid);
+        self.standby.remove_armed(uid);
         let Some(RegisteredPod { cookie, entry, .. }) = self.registry.get(uid) else { return };
         if let Err(error) = self.handles.maps.set_connection_events(cookie, entry, false) {
             warn!(uid, error = %error_chain(&error), "cannot end the events of a pod's connections");

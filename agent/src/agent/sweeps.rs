@@ -29,6 +29,7 @@ impl Agent {
             let uids = self.registry.uids();
             uids.iter().for_each(|uid| self.read_pod(uid));
             self.sweep_standby();
+            self.update_passed_over();
             self.handles.idle.remove_unwatched(now);
             uids.iter().for_each(|uid| self.update_deadline(uid));
             self.handles.usage.report_all(&self.handles.maps);

@@ -19,6 +19,7 @@ use crate::net::sockdiag::{DiagConnection, TcpActivity};
 pub(crate) mod close;
 mod idle_closes;
 pub(crate) mod pod_query;
+mod recorded_clients;
 pub(crate) mod task;
 mod watch;
 
@@ -40,14 +41,19 @@ const CLOSE_SPREAD: Duration = Duration::from_secs(5);
 const STOPPING_CLOSE_SPREAD: Duration = Duration::from_millis(500);
 /// Time for which a draining address is watched; longer while it has a pod.
 const DRAINING_WATCH_TIME: Duration = Duration::from_secs(15);
-/// Period of the scan of all clients, until [`EARLY_TIME`] after the newest address has begun to drain.
+/// Period of the scan of recorded clients until [`EARLY_TIME`] after the newest address has begun to drain. While records
+/// do not suffice, all clients are scanned instead.
 const EARLY_FULL_SCAN_PERIOD: Duration = Duration::from_millis(250);
 /// Time in which connects that were under way when an address began to drain are established, most of them.
 const EARLY_TIME: Duration = Duration::from_secs(2);
-/// Period of the scan of all clients afterwards. The scan walks over all connections of the machine for each client.
+/// Period of the scan of recorded clients, or of all instead, after [`EARLY_TIME`]. A scan walks over all connections of
+/// the machine for each client that it enters.
 const FULL_SCAN_PERIOD: Duration = Duration::from_secs(1);
-/// Period of the scan of all clients if every draining address is late and its pod lives on. Only connections that were
-/// always in use are left there.
+/// Period of the scan of recorded clients, or of all instead, if every draining address is late and its pod lives on.
+/// Only connections that were always in use are left there.
+///
+/// While records suffice, it is also the period of the scan of all clients after [`EARLY_TIME`]. That scan finds the
+/// connections that have no record, such as those that were opened to a pod's own address.
 const LATE_FULL_SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// Period of the scan of known connections. The pause between two requests may be short. A scan that misses the pause
 /// of a client with long requests waits for the whole next one.
@@ -62,8 +68,12 @@ const CPU_BUDGET_DIVISOR: u32 = 10;
 #[derive(Debug, Default)]
 pub(crate) struct StaleConnections {
     draining: BTreeMap<SocketAddr, DrainingAddress>,
-    /// Time of the next scan of all clients; `None`: now.
-    next_full_scan: Option<Instant>,
+    /// Begin of the last scan of all clients; `None`: the next one is due now.
+    full_scan_begun: Option<Instant>,
+    /// Begin of the last scan of all clients or of recorded ones.
+    recorded_scan_begun: Option<Instant>,
+    /// True if scans of recorded clients suffice, as the last ones have found.
+    are_records_sufficient: bool,
     /// Time of the next scan of the known connections.
     next_known_scan: Option<Instant>,
     /// True while the pods of all known connections report those that become idle.
@@ -75,8 +85,21 @@ pub(crate) struct StaleConnections {
 pub(crate) enum ClientScanScope {
     /// All clients of the node.
     AllClients,
+    /// The clients with connections to draining addresses that records name, and that no scan has found yet.
+    RecordedClients,
     /// The connections to draining addresses that the last round found.
     KnownConnections,
+}
+
+impl ClientScanScope {
+    /// Returns the name of the scope in metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllClients => "all",
+            Self::RecordedClients => "recorded",
+            Self::KnownConnections => "known",
+        }
+    }
 }
 
 /// Result and cost of the newest scans.
@@ -84,8 +107,13 @@ pub(crate) enum ClientScanScope {
 pub(crate) struct ClientScanStats {
     /// Number of connections to draining addresses.
     pub(crate) known_connections: usize,
+    /// True if scans of recorded clients suffice: records name all connections that were led lately, and the last scan of
+    /// all clients has reached all of them.
+    pub(crate) are_records_sufficient: bool,
     /// Processor time of a scan of all clients.
     pub(crate) full_scan_cpu: Duration,
+    /// Processor time of a scan of recorded clients.
+    pub(crate) recorded_scan_cpu: Duration,
     /// Processor time of a scan of the known connections.
     pub(crate) known_scan_cpu: Duration,
 }
@@ -144,7 +172,7 @@ impl StaleConnections {
         phase: Option<RoutingPhase>,
     ) {
         self.draining.insert(at, DrainingAddress { since: now, phase });
-        self.next_full_scan = None;
+        self.full_scan_begun = None;
     }
 
     /// Removes an address that new connections choose again.
@@ -164,7 +192,7 @@ impl StaleConnections {
             // The wait begins again: a pod that is about to stop has a shorter spread, counted from now.
             if draining.has_ready_pod() && phase == Some(RoutingPhase::Draining) {
                 draining.since = now;
-                self.next_full_scan = None;
+                self.full_scan_begun = None;
             }
             draining.phase = phase;
             phase.is_some() || !draining.is_late(now)
@@ -178,31 +206,64 @@ impl StaleConnections {
 
     /// Returns the scope of the scan that is due, if any, and none of which a scan is under way. The processor time of the
     /// last scans bounds their rate.
+    ///
+    /// While records suffice, connections without a record are found by a scan of all clients when an address begins
+    /// to drain, by another one at the end of [`EARLY_TIME`], and by few later ones. In between, scans of recorded clients
+    /// find those that were being established.
     pub(crate) fn next_scan(
         &mut self,
         now: Instant,
         last_scans: ClientScanStats,
         is_under_way: impl Fn(ClientScanScope) -> bool,
     ) -> Option<ClientScanScope> {
-        let due = |at: Option<Instant>| at.is_none_or(|at| at <= now);
-        // At least ten times the scan's own cost lies between two scans, whatever the period.
-        let after =
-            |least, took: Duration| Some(now + took.saturating_mul(CPU_BUDGET_DIVISOR).max(least));
         if self.draining.is_empty() {
             return None;
         }
-        if due(self.next_full_scan) && !is_under_way(ClientScanScope::AllClients) {
-            self.next_full_scan = after(self.full_scan_period(now), last_scans.full_scan_cpu);
-            return Some(ClientScanScope::AllClients);
+        self.set_records_sufficient(last_scans.are_records_sufficient);
+        // One at a time: each of the two would find what the other one finds.
+        let is_listing = is_under_way(ClientScanScope::AllClients)
+            || is_under_way(ClientScanScope::RecordedClients);
+        if !is_listing && let Some(scope) = self.due_list_scan(now, last_scans) {
+            self.recorded_scan_begun = Some(now);
+            if scope == ClientScanScope::AllClients {
+                self.full_scan_begun = Some(now);
+            }
+            return Some(scope);
         }
+        let is_due = self.next_known_scan.is_none_or(|at| at <= now);
         if last_scans.known_connections == 0
-            || !due(self.next_known_scan)
+            || !is_due
             || is_under_way(ClientScanScope::KnownConnections)
         {
             return None;
         }
-        self.next_known_scan = after(self.known_scan_period(), last_scans.known_scan_cpu);
+        let pause = with_budget(self.known_scan_period(), last_scans.known_scan_cpu);
+        self.next_known_scan = Some(now + pause);
         Some(ClientScanScope::KnownConnections)
+    }
+
+    /// Sets if scans of recorded clients suffice. Once they do not, a scan of all clients is due at once: they may have
+    /// missed connections.
+    fn set_records_sufficient(&mut self, are_sufficient: bool) {
+        if self.are_records_sufficient && !are_sufficient {
+            self.full_scan_begun = None;
+        }
+        self.are_records_sufficient = are_sufficient;
+    }
+
+    /// Returns the scope of the scan that is due among those that list connections.
+    fn due_list_scan(&self, now: Instant, last_scans: ClientScanStats) -> Option<ClientScanScope> {
+        let is_full_scan_due = self.full_scan_begun.is_none_or(|begun| {
+            begun + with_budget(self.full_scan_pause(begun), last_scans.full_scan_cpu) <= now
+        });
+        if is_full_scan_due {
+            return Some(ClientScanScope::AllClients);
+        }
+        let is_recorded_scan_due = self.recorded_scan_begun.is_none_or(|begun| {
+            begun + with_budget(self.list_scan_period(begun), last_scans.recorded_scan_cpu) <= now
+        });
+        let is_due = self.are_records_sufficient && is_recorded_scan_due;
+        is_due.then_some(ClientScanScope::RecordedClients)
     }
 
     /// Returns the period of the scan of known connections.
@@ -219,11 +280,25 @@ impl StaleConnections {
         self.are_pods_watched = are_watched;
     }
 
-    fn full_scan_period(&self, now: Instant) -> Duration {
-        let is_early = |it: &DrainingAddress| now.duration_since(it.since) < EARLY_TIME;
+    /// Returns the time from a scan of all clients that has begun at `begun` to the next one.
+    ///
+    /// While records suffice, one such scan follows at the end of [`EARLY_TIME`], and then few.
+    fn full_scan_pause(&self, begun: Instant) -> Duration {
+        if !self.are_records_sufficient {
+            return self.list_scan_period(begun);
+        }
+        let early_end = self.draining.values().map(|it| it.since + EARLY_TIME).max();
+        let until_end = early_end.map(|end| end.saturating_duration_since(begun));
+        until_end.filter(|left| !left.is_zero()).unwrap_or(LATE_FULL_SCAN_PERIOD)
+    }
+
+    /// Returns the time after a scan that has begun at `begun` to the next one that lists connections: one of recorded
+    /// clients, or one of all clients while records do not suffice.
+    fn list_scan_period(&self, begun: Instant) -> Duration {
+        let is_early = |it: &DrainingAddress| begun.duration_since(it.since) < EARLY_TIME;
         if self.draining.values().any(is_early) {
             EARLY_FULL_SCAN_PERIOD
-        } else if self.is_urgent(now) {
+        } else if self.is_urgent(begun) {
             FULL_SCAN_PERIOD
         } else {
             LATE_FULL_SCAN_PERIOD
@@ -234,6 +309,11 @@ impl StaleConnections {
     pub(crate) fn draining(&self) -> &BTreeMap<SocketAddr, DrainingAddress> {
         &self.draining
     }
+}
+
+/// Returns the time from one scan to the next one: the period, but at least ten times the cost of the last scan.
+fn with_budget(period: Duration, cpu_time: Duration) -> Duration {
+    cpu_time.saturating_mul(CPU_BUDGET_DIVISOR).max(period)
 }
 
 /// Returns true if a client's connection is due to be closed.
@@ -356,6 +436,105 @@ mod tests {
         );
     }
 
+    /// Times of the scans that list connections, in ms since a test's begin.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct ListScans {
+        all: Vec<u64>,
+        recorded: Vec<u64>,
+    }
+
+    /// Runs the schedule while addresses begin to drain at these times. Each scan ends at once, and finds records sufficient
+    /// as `are_sufficient` tells.
+    fn list_scans(
+        begins_ms: &[u64],
+        end_ms: u64,
+        are_sufficient: impl Fn(u64) -> bool,
+        recorded_scan_cpu: Duration,
+    ) -> ListScans {
+        let (start, mut scans) = (Instant::now(), ListScans::default());
+        let (mut connections, mut last_scans) =
+            (StaleConnections::default(), ClientScanStats::default());
+        for ms in (0..=end_ms).step_by(50) {
+            let now = start + Duration::from_millis(ms);
+            for (host, _) in (1_u8..).zip(begins_ms).filter(|(_, at)| **at == ms) {
+                let address = SocketAddr::from(([10, 0, 0, host], 80));
+                connections.start_draining(now, address, Some(RoutingPhase::Draining));
+            }
+            while let Some(scope) = connections.next_scan(now, last_scans, |_| false) {
+                let are_records_sufficient = are_sufficient(ms);
+                last_scans =
+                    ClientScanStats { are_records_sufficient, recorded_scan_cpu, ..last_scans };
+                match scope {
+                    ClientScanScope::AllClients => scans.all.push(ms),
+                    ClientScanScope::RecordedClients => scans.recorded.push(ms),
+                    ClientScanScope::KnownConnections => panic!("none is known"),
+                }
+            }
+        }
+        scans
+    }
+
+    /// Returns the times from `from` to `to` in steps.
+    fn every(from: u64, step: usize, to: u64) -> Vec<u64> {
+        (from..=to).step_by(step).collect()
+    }
+
+    #[test]
+    fn scans_of_all_clients_are_few_while_records_suffice() {
+        let recorded = [every(250, 250, 1_750), every(3_000, 1_000, 11_000), vec![13_000]].concat();
+        let expected = ListScans { all: vec![0, 2_000, 12_000], recorded };
+        assert_eq!(list_scans(&[0], 13_500, |_| true, Duration::ZERO), expected);
+    }
+
+    #[test]
+    fn without_sufficient_records_each_scan_is_one_of_all_clients() {
+        let all = [every(0, 250, 2_000), every(3_000, 1_000, 13_000)].concat();
+        let expected = ListScans { all, recorded: vec![] };
+        assert_eq!(list_scans(&[0], 13_500, |_| false, Duration::ZERO), expected);
+    }
+
+    #[test]
+    fn once_records_do_not_suffice_scans_of_all_clients_are_as_frequent_as_without_them() {
+        // The scans at 4 s and at 7 s find that it has changed.
+        let are_sufficient = |ms: u64| !(4_000..7_000).contains(&ms);
+        let recorded = [every(250, 250, 1_750), every(3_000, 1_000, 4_000), vec![8_000]].concat();
+        let all = vec![0, 2_000, 4_000, 5_000, 6_000, 7_000];
+        let expected = ListScans { all, recorded };
+        assert_eq!(list_scans(&[0], 8_500, are_sufficient, Duration::ZERO), expected);
+    }
+
+    #[test]
+    fn all_clients_are_scanned_when_an_address_begins_to_drain_and_after_the_early_time() {
+        let scans = list_scans(&[0, 500, 1_000, 4_000], 6_500, |_| true, Duration::ZERO);
+        assert_eq!(scans.all, [0, 500, 1_000, 3_000, 4_000, 6_000]);
+    }
+
+    #[test]
+    fn costly_records_are_read_rarely() {
+        let scans = list_scans(&[0], 2_500, |_| true, EARLY_FULL_SCAN_PERIOD / 2);
+        let expected = ListScans { all: vec![0, 2_000], recorded: vec![1_250] };
+        assert_eq!(scans, expected);
+    }
+
+    #[test]
+    fn of_the_scans_that_list_connections_one_runs_at_a_time() {
+        let now = Instant::now();
+        let mut connections = StaleConnections::default();
+        connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
+        let (all, recorded) = (ClientScanScope::AllClients, ClientScanScope::RecordedClients);
+        let sufficient =
+            ClientScanStats { are_records_sufficient: true, ..ClientScanStats::default() };
+        let mut next_beside = |after, scope: Option<ClientScanScope>| {
+            connections.next_scan(now + after, sufficient, |it| Some(it) == scope)
+        };
+        assert_eq!(next_beside(Duration::ZERO, Some(recorded)), None);
+        assert_eq!(next_beside(Duration::ZERO, None), Some(all));
+        assert_eq!(next_beside(EARLY_FULL_SCAN_PERIOD, Some(all)), None);
+        assert_eq!(next_beside(EARLY_FULL_SCAN_PERIOD, None), Some(recorded));
+        assert_eq!(next_beside(EARLY_TIME, Some(recorded)), None);
+        assert_eq!(next_beside(EARLY_TIME, None), Some(all));
+    }
+
     #[test]
     fn known_connections_are_scanned_while_a_scan_of_all_clients_is_under_way() {
         let now = Instant::now();
@@ -407,7 +586,12 @@ mod tests {
         let mut connections = StaleConnections::default();
         connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
         let (full_scan_cpu, known_scan_cpu) = (EARLY_FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
-        let last_scans = ClientScanStats { known_connections: 1, full_scan_cpu, known_scan_cpu };
+        let last_scans = ClientScanStats {
+            known_connections: 1,
+            full_scan_cpu,
+            known_scan_cpu,
+            ..ClientScanStats::default()
+        };
         let mut scan_after = |after| connections.next_scan(now + after, last_scans, |_| false);
         assert_eq!(scan_after(Duration::ZERO), Some(ClientScanScope::AllClients));
         assert_eq!(scan_after(Duration::ZERO), Some(ClientScanScope::KnownConnections));

@@ -16,12 +16,13 @@ pub(crate) struct LedSocket {
 }
 
 impl LedSocket {
-    /// Returns the socket of a record of TCP; `None` if it was led to a pod or activator of Rouse.
+    /// Returns the socket of a record of TCP; `None` if it was led to a pod or activator of Rouse, or is no longer
+    /// connected.
     pub(crate) fn of_record(record: &ConnectRecord) -> Option<Self> {
         let frontend = frontend(record.original_address, record.original_port_be, abi::IPPROTO_TCP);
         let endpoint = endpoint(record.backend_address, record.backend_port_be);
-        let netns_cookie = record.netns_cookie;
-        (netns_cookie != 0).then_some(Self { frontend, endpoint, netns_cookie })
+        let netns_cookie = record.namespace().filter(|_| !record.is_routed())?;
+        Some(Self { frontend, endpoint, netns_cookie })
     }
 
     /// Returns the socket of an entry of UDP; `None` if no connect of it was redirected.
@@ -49,6 +50,15 @@ mod tests {
     fn a_record_without_a_namespace_is_of_no_endpoint() {
         assert_eq!(LedSocket::of_record(&ConnectRecord::default()), None);
         assert_eq!(LedSocket::of_udp_socket(&UdpSocket::default()), None);
+    }
+
+    #[test]
+    fn a_record_of_a_pod_or_activator_of_rouse_is_of_no_endpoint() {
+        let record =
+            ConnectRecord { netns_cookie: 7 | abi::NETNS_OF_ROUTED, ..ConnectRecord::default() };
+        assert_eq!(LedSocket::of_record(&record), None);
+        let record = ConnectRecord { netns_cookie: 7, ..record };
+        assert_eq!(LedSocket::of_record(&record).map(|it| it.netns_cookie), Some(7));
     }
 
     #[test]

@@ -113,6 +113,7 @@ pub mod meshed_namespaces;
 mod pod_ports;
 mod previous_version;
 pub(crate) mod stored_totals;
+pub mod thaw_promise;
 
 /// Maps of routes, pods, listeners and connections. Other maps are opened where they are used, such as `EVENTS`.
 ///
@@ -208,6 +209,11 @@ impl KernelMaps {
         &self,
     ) -> Result<meshed_namespaces::MeshedNamespaceEntries, KernelMapError> {
         meshed_namespaces::MeshedNamespaceEntries::open(&self.pins)
+    }
+
+    /// Opens the promise to thaw frozen pods, for another task.
+    pub fn thaw_promise(&self) -> Result<thaw_promise::ThawPromise, KernelMapError> {
+        thaw_promise::ThawPromise::open(&self.pins)
     }
 
     /// Leaves connects and datagrams of kernel threads unchanged, as for mounts, or redirects them.
@@ -317,6 +323,7 @@ impl KernelMaps {
         row[offset_of!(abi::BackendValue, generation) / 8].fetch_add(1, Relaxed);
         row[offset_of!(abi::BackendValue, open_connections) / 8].store(0, Relaxed);
         row[offset_of!(abi::BackendValue, unanswered_ns) / 8].store(0, Relaxed);
+        row[offset_of!(abi::BackendValue, connect_event) / 8].store(0, Relaxed);
     }
 
     /// Reads the routing state of the maps, for the plan after a restart or a failed write.
@@ -384,6 +391,18 @@ impl KernelMaps {
         let at_ns = row[offset_of!(abi::BackendValue, unanswered_ns) / 8].load(Relaxed);
         let elapsed_ns = datapath::load_balancing::elapsed_ns(now_ns, at_ns);
         at_ns != 0 && elapsed_ns < abi::AVOID_UNANSWERED_NS
+    }
+
+    /// Arms one event for the next connect that is led to a backend.
+    pub fn arm_connect_event(&self, backend: u32) {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        row[offset_of!(abi::BackendValue, connect_event) / 8].store(1, Release);
+    }
+
+    /// Returns true while no connect was led to a backend since its event was armed.
+    pub fn is_connect_event_armed(&self, backend: u32) -> bool {
+        let row = row(&self.backends, backend as usize, BACKEND_WORDS);
+        row[offset_of!(abi::BackendValue, connect_event) / 8].load(Acquire) != 0
     }
 
     /// Returns the registered pods by netns cookie.

@@ -104,6 +104,16 @@ impl NetnsCookies {
     }
 }
 
+/// Returns the cookie of the network namespace that a socket is in; `None` if the kernel does not give it to user space
+/// (before 5.14).
+pub(crate) fn cookie_of_socket(socket: impl AsFd) -> io::Result<Option<u64>> {
+    match sys::netns_cookie(socket) {
+        Ok(cookie) => Ok(Some(cookie)),
+        Err(error) if is_unsupported(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn is_unsupported(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOPROTOOPT)
 }

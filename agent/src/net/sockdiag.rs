@@ -10,9 +10,11 @@ use netlink_packet_sock_diag::{
 };
 use netlink_sys::{Socket, protocols::NETLINK_SOCK_DIAG};
 
+use self::tcp_dump::TcpDumpMessage;
 use crate::net::netlink::NetlinkSocket;
 
 mod socket_storage;
+mod tcp_dump;
 
 /// One connection of TCP in a state that was asked for, or one connected UDP socket, seen from one of its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,20 +226,18 @@ impl SockDiag {
         self.netlink.command(SockDiagDestroy::new(SockDiagMessage::InetRequest(request)))
     }
 
+    /// Passes each TCP socket in these states to `each`, of both address families in one walk.
     fn dump_sockets(
         &self,
         states: StateFlags,
         extensions: ExtensionFlags,
         mut each: impl FnMut(InetResponse),
     ) -> io::Result<()> {
-        for request in requests_for_both_families(&states, &extensions) {
-            self.netlink.dump(SockDiagMessage::InetRequest(request), |response| {
-                if let SockDiagMessage::InetResponse(socket) = response {
-                    each(*socket);
-                }
-            })?;
-        }
-        Ok(())
+        self.netlink.dump(TcpDumpMessage::Request(states, extensions), |response| {
+            if let TcpDumpMessage::Response(socket) = response {
+                each(*socket);
+            }
+        })
     }
 }
 
@@ -379,6 +379,32 @@ mod tests {
         assert!(
             is_listed(client_address, server_address) && is_listed(server_address, client_address)
         );
+    }
+
+    #[test]
+    fn one_dump_lists_the_connections_of_both_families() {
+        let listeners = ["127.0.0.1:0", "[::1]:0"].map(|it| TcpListener::bind(it).expect("a port"));
+        let at = listeners.each_ref().map(|it| it.local_addr().expect("bound"));
+        let clients = at.map(|it| TcpStream::connect(it).expect("connects"));
+        let locals = clients.each_ref().map(|it| it.local_addr().expect("bound"));
+        let diag = SockDiag::open().expect("netlink");
+        let mut dumped = Vec::new();
+        let request = TcpDumpMessage::Request(StateFlags::ESTABLISHED, ExtensionFlags::INFO);
+        let dump = diag.netlink.dump(request, |response| {
+            if let TcpDumpMessage::Response(socket) = response {
+                dumped.push(connection(&socket, IPPROTO_TCP));
+            }
+        });
+        dump.expect("the kernel knows the request");
+        // The kernel answers a request about one connection by the newer message.
+        let families = [AF_INET, AF_INET6];
+        for ((local, peer), family) in locals.into_iter().zip(at).zip(families) {
+            let found = dumped.iter().find(|it| it.local == local).expect("it is listed");
+            assert_eq!((found.peer, found.family), (peer, family));
+            let again = diag.refresh(found).expect("the same socket");
+            assert_eq!(again.cookie(), found.cookie());
+            assert!(!found.activity.has_sent && found.activity.since_received.is_none());
+        }
     }
 
     #[test]

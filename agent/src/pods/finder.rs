@@ -46,7 +46,11 @@ use crate::{
     },
     pods::{
         idle_connections::IdleConnections,
-        pod_server::{PodServers, prestop::PreStopHooks},
+        pod_server::{
+            PodServers,
+            prestop::PreStopHooks,
+            running::{self, RunningQuery},
+        },
         processes::{namespace_path, processes},
         types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
     },
@@ -118,16 +122,20 @@ pub struct PodServerDeps {
     pub conns: ConnectionStorage,
     /// Connections that the eBPF programs report as idle.
     pub idle: IdleConnections,
+    /// Channel of queries if a pod runs, to the agent's loop.
+    pub running_queries: Sender<RunningQuery>,
 }
 
 impl PodServerDeps {
-    /// Opens the state in these maps.
+    /// Opens the state in these maps. Returns it with the queries for the agent's loop.
     pub(crate) fn open(
         prestop_hooks: &PreStopHooks,
         maps: &KernelMaps,
-    ) -> Result<Self, KernelMapError> {
+    ) -> Result<(Self, Receiver<RunningQuery>), KernelMapError> {
+        let (running_queries, receiver) = mpsc::channel(running::QUERIES_MAX);
+        let (prestop_hooks, conns) = (prestop_hooks.clone(), maps.conns());
         let idle = IdleConnections::open(maps)?;
-        Ok(Self { prestop_hooks: prestop_hooks.clone(), conns: maps.conns(), idle })
+        Ok((Self { prestop_hooks, conns, idle, running_queries }, receiver))
     }
 }
 
@@ -244,8 +252,9 @@ impl PodFinder {
             pod_directories: HashMap::new(),
             wanted: HashMap::new(),
             root_inode: namespace::inode(&config.cgroups).ok(),
-            pod_servers: config.pod_servers.map(|PodServerDeps { prestop_hooks, conns, idle }| {
-                PodServers { prestop_hooks, conns, idle, events: events.clone() }
+            pod_servers: config.pod_servers.map(|deps| {
+                let PodServerDeps { prestop_hooks, conns, idle, running_queries } = deps;
+                PodServers { prestop_hooks, conns, idle, running_queries, events: events.clone() }
             }),
             events,
         };

@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+pub use common::thaw_query::POD_SERVER_PORT;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage, AddressScope},
@@ -25,10 +26,6 @@ use crate::{
     net::{netfilter, netlink::NetlinkSocket, sockdiag::SockDiag},
     pods::types::{NamespaceFacts, NamespaceListener, NamespaceSockets},
 };
-
-/// Port of the pod server. Reserved by Knative, so that no container of a Revision has it. In a pod that Rouse did not
-/// make, the pod's own processes go first.
-pub const POD_SERVER_PORT: u16 = 8022;
 
 /// Error of a query in a network namespace.
 #[derive(Debug, thiserror::Error)]

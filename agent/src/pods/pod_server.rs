@@ -5,6 +5,7 @@
 //! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`prestop`] |
 //! | `POST /in-use` | agents of nodes with clients, before they close stale connections | the use of each: [`in_use`] |
 //! | `POST /idle` | agents of nodes with clients of a pod that drains | once a connection has become idle: [`idle`] |
+//! | `GET /running` | agents and activators that have sent something to a frozen pod | if the pod runs: [`running`] |
 //!
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
 //! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
@@ -26,7 +27,10 @@ use axum::{
     extract::DefaultBodyLimit,
     routing::{get, post},
 };
-use common::http_server::{self, HttpServerBounds};
+use common::{
+    http_server::{self, HttpServerBounds},
+    thaw_query,
+};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt::{Ipv6V6Only, ReuseAddr},
@@ -35,7 +39,7 @@ use tokio::sync::{Semaphore, mpsc::Sender};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
 
-use self::{in_use::InUseLookup, prestop::PreStopHooks};
+use self::{in_use::InUseLookup, prestop::PreStopHooks, running::RunningQuery};
 use crate::{
     kernel::maps::connection_storage::ConnectionStorage,
     net::sockdiag::SockDiag,
@@ -49,6 +53,7 @@ use crate::{
 pub mod idle;
 pub mod in_use;
 pub mod prestop;
+pub mod running;
 
 /// Accept backlog: every container of a pod sends one request, and every node with clients sends some.
 const BACKLOG: i32 = 64;
@@ -71,6 +76,8 @@ pub struct PodServers {
     pub conns: ConnectionStorage,
     /// Connections that the eBPF programs report as idle.
     pub idle: IdleConnections,
+    /// Channel of queries if a pod runs, to the agent's loop.
+    pub running_queries: Sender<RunningQuery>,
     /// Channel of events to the agent's loop.
     pub events: Sender<PodTrackerEvent>,
 }
@@ -132,6 +139,7 @@ async fn serve(listener: TcpListener, state: PodServerState) -> io::Result<()> {
     let stop = state.stop.clone();
     let pages = Router::new()
         .route("/wait-for-drain", get(prestop::handle_wait_for_drain))
+        .route(thaw_query::PATH, get(running::handle_running))
         .route(in_use::PATH, post(in_use::handle_in_use))
         .route(idle::PATH, post(idle::handle_idle));
     let pages = limit_bodies(pages).with_state(state);

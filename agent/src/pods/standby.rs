@@ -6,6 +6,7 @@
 
 mod events;
 mod freeze_pause;
+pub(crate) mod thaw_promise;
 mod thaws;
 
 use std::{

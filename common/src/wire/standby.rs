@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// Order to the agent of a pod's node: freeze the pod while nothing uses it.
 ///
-/// Both times are sent in whole milliseconds, and at least one: a time of zero would freeze a pod that has to answer.
+/// Times are sent in whole milliseconds, and at least one: a time of zero would freeze a pod that has to answer, or pass
+/// over each one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandbyOrder {
     /// Time without requests after which a pod that a request has thawed is frozen again. The order may stay the same.
@@ -14,6 +15,14 @@ pub struct StandbyOrder {
     pub probe_time: Duration,
     /// True if the pod's memory is reclaimed once it is frozen.
     pub reclaims_memory: bool,
+    /// Time after which others pass the pod over, if nothing shows that its agent has thawed it for them. Senders of
+    /// earlier releases state none, and [`DEFAULT_AGENT_TIMEOUT`](Self::DEFAULT_AGENT_TIMEOUT) counts.
+    pub agent_timeout: Duration,
+}
+
+impl StandbyOrder {
+    /// Value of [`agent_timeout`](Self::agent_timeout) unless an operator sets another.
+    pub const DEFAULT_AGENT_TIMEOUT: Duration = Duration::from_millis(250);
 }
 
 /// State of a pod with a standby order, as its agent reports it.

@@ -370,9 +370,11 @@ fn earlier_releases_read_a_heartbeat_as_what_they_know() {
 }
 
 #[test]
-fn earlier_releases_accept_routed_services_unread() {
+fn earlier_releases_accept_other_reports_of_services_and_pods_unread() {
     let name = || NamespacedName::new("default", "hello");
     for item in [
+        PodReportItem::PassedOver("uid".into()),
+        PodReportItem::PassedOverRemoved("uid".into()),
         PodReportItem::RoutedServicesAnnounced,
         PodReportItem::AwaitedServicesAnnounced,
         PodReportItem::RoutedService(name()),
@@ -380,7 +382,7 @@ fn earlier_releases_accept_routed_services_unread() {
     ] {
         let raw = raw::PodItem::from(item.clone());
         let Some(raw::pod_item::What::Avoided(avoided)) = &raw.what else { panic!("{raw:?}") };
-        assert_ne!(avoided.uid, "", "they refuse an item without a uid");
+        assert_eq!(avoided.uid, "-", "they refuse an item without a uid, and know no such pod");
         assert_eq!(PodReportItem::try_from(raw), Ok(item));
     }
 }

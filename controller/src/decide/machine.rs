@@ -257,6 +257,12 @@ impl ControllerStateMachine {
             Event::ServiceNoLongerRouted { reporter, stream, service } => {
                 self.handle_service_not_routed(&reporter, stream, &service)
             }
+            Event::PodPassedOver { reporter, stream, pod_uid } => {
+                self.handle_pod_passed_over(&reporter, stream, &pod_uid, now)
+            }
+            Event::PodUsedAgain { reporter, stream, pod_uid } => {
+                self.handle_pod_used_again(&reporter, stream, &pod_uid, now)
+            }
             Event::ReportStreamSynced { reporter, stream } => {
                 self.handle_report_stream_synced(&reporter, stream, now)
             }

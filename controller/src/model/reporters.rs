@@ -1,5 +1,6 @@
 //! Pure: drain acknowledgements, by which agents and activators state that they no longer connect to a draining pod;
-//! and their reports of the services that they route, for which a Route waits before it is ready.
+//! their reports of the services that they route, for which a Route waits before it is ready; and those of frozen pods
+//! that activators pass over.
 //!
 //! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. For each
 //! draining pod it acknowledges that none of its new connections goes there; the leader waits until all have done so.
@@ -19,7 +20,8 @@ pub fn reporter_id(role: ClientComponent, name: &str) -> String {
     format!("{role:?}/{name}")
 }
 
-/// Agents and activators, with what each has reported: drain acknowledgements and the services that it routes.
+/// Agents and activators, with what each has reported: drain acknowledgements, the services that it routes, and the pods
+/// that it passes over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReporterStates {
     reporters: BTreeMap<String, ReporterState>,
@@ -38,6 +40,10 @@ struct ReporterState {
     /// Services that it routes to a Revision, or those of an agent that await agents and to which it leads connects;
     /// `None`: it does not report them.
     routed_services: Option<RoutedServices>,
+    /// Pods with a standby order to which it sends no new requests, because nothing shows that they were thawed.
+    passed_over_pods: BTreeSet<String>,
+    /// Those that an earlier stream named, and the newest one has not named yet. `handle_synced` removes them.
+    unconfirmed_passed_over: BTreeSet<String>,
 }
 
 /// Services by the hashes of their names: an activator may have tens of thousands.
@@ -65,6 +71,7 @@ impl ReporterStates {
         // Acknowledgements of the old stream stay until `handle_synced`: a reconnect must not delay a drain.
         state.stream = stream;
         state.unconfirmed_pods = state.acked_pods.clone();
+        state.unconfirmed_passed_over = state.passed_over_pods.clone();
         state.routed_services = None;
         true
     }
@@ -125,6 +132,32 @@ impl ReporterStates {
         }
     }
 
+    /// Records that `reporter` sends no new requests to this pod.
+    pub fn pass_over(&mut self, reporter: &str, stream: u64, uid: &str) {
+        if let Some(state) = self.current_reporter(reporter, stream) {
+            state.unconfirmed_passed_over.remove(uid);
+            state.passed_over_pods.insert(uid.to_owned());
+        }
+    }
+
+    /// Records that `reporter` sends requests to the pod again.
+    pub fn use_again(&mut self, reporter: &str, stream: u64, uid: &str) {
+        if let Some(state) = self.current_reporter(reporter, stream) {
+            state.unconfirmed_passed_over.remove(uid);
+            state.passed_over_pods.remove(uid);
+        }
+    }
+
+    /// Returns true if any reporter passes this pod over.
+    pub fn is_passed_over(&self, uid: &str) -> bool {
+        self.reporters.values().any(|it| it.passed_over_pods.contains(uid))
+    }
+
+    /// Returns all pods that some reporter passes over.
+    pub fn passed_over_pods(&self) -> BTreeSet<String> {
+        self.reporters.values().flat_map(|it| &it.passed_over_pods).cloned().collect()
+    }
+
     /// Records that the stream of `reporter` has named everything.
     pub fn handle_synced(&mut self, reporter: &str, stream: u64) {
         if let Some(state) = self.current_reporter(reporter, stream) {
@@ -134,6 +167,8 @@ impl ReporterStates {
             // The stream has named all it acknowledges, so the rest of the earlier ones is outdated.
             let unnamed = std::mem::take(&mut state.unconfirmed_pods);
             state.acked_pods.retain(|uid| !unnamed.contains(uid));
+            let unnamed = std::mem::take(&mut state.unconfirmed_passed_over);
+            state.passed_over_pods.retain(|uid| !unnamed.contains(uid));
         }
     }
 
@@ -285,6 +320,29 @@ mod tests {
             (vec![], vec!["agent/n1".into()])
         );
         assert!(all.is_acknowledged_by_all("p"));
+    }
+
+    #[test]
+    fn a_pod_is_passed_over_while_any_reporter_does_so_and_a_new_stream_repeats_it() {
+        let mut all = ReporterStates::default();
+        all.begin_stream("a", 1);
+        all.begin_stream("b", 2);
+        all.pass_over("a", 1, "p");
+        all.pass_over("b", 2, "p");
+        all.pass_over("b", 2, "q");
+        all.use_again("a", 1, "p");
+        assert_eq!(all.passed_over_pods(), ["p", "q"].map(String::from).into());
+        // Until the new stream has named everything, nothing has changed.
+        all.begin_stream("b", 3);
+        all.use_again("b", 2, "p");
+        all.pass_over("b", 3, "p");
+        assert!(all.is_passed_over("p") && all.is_passed_over("q"));
+        all.handle_synced("b", 3);
+        assert!(all.is_passed_over("p") && !all.is_passed_over("q"));
+        all.forget_pod("p");
+        assert!(all.is_passed_over("p"), "that concerns drains");
+        all.end_stream("b", 3);
+        assert_eq!(all.passed_over_pods(), BTreeSet::new());
     }
 
     #[test]

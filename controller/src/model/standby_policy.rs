@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use common::wire::StandbyOrder;
 use k8s_openapi::api::core::v1::{PodSpec, Probe};
 
 use crate::model::{
@@ -12,8 +13,6 @@ use crate::model::{
 
 /// Greatest number of pods of a Revision that stand by.
 pub const MAX_STANDBY_PODS: u32 = 10;
-/// Time without a stream from its agent after which a pod on standby is not ready, unless an operator sets another.
-const DEFAULT_AGENT_TIMEOUT: Duration = Duration::from_millis(250);
 /// Timeout of a probe that names none, and the smallest one (kubernetes `pkg/apis/core/v1/defaults.go`).
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -33,8 +32,7 @@ pub struct StandbyPolicy {
 pub struct StandbyConfig {
     /// Policy of a Revision without annotations.
     pub policy: StandbyPolicy,
-    /// Time without a stream from its agent after which a pod on standby is not ready. No other component would thaw
-    /// it.
+    /// Time without a sign of its agent after which a pod on standby is passed over. No other component would thaw it.
     pub agent_timeout: Duration,
     /// True if frozen pods give back the resources that they request.
     pub resizes_pods: bool,
@@ -44,7 +42,7 @@ impl Default for StandbyConfig {
     fn default() -> Self {
         Self {
             policy: StandbyPolicy::default(),
-            agent_timeout: DEFAULT_AGENT_TIMEOUT,
+            agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
             resizes_pods: true,
         }
     }

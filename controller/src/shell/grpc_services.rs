@@ -203,6 +203,12 @@ impl PodReportStream {
             PodReportItem::RoutedServiceRemoved(service) => {
                 ControllerEvent::ServiceNoLongerRouted { reporter, stream, service }
             }
+            PodReportItem::PassedOver(pod_uid) => {
+                ControllerEvent::PodPassedOver { reporter, stream, pod_uid }
+            }
+            PodReportItem::PassedOverRemoved(pod_uid) => {
+                ControllerEvent::PodUsedAgain { reporter, stream, pod_uid }
+            }
             PodReportItem::Synced => ControllerEvent::ReportStreamSynced { reporter, stream },
             // Versions compare within one stream only, so the cluster state cannot use them. `Sender` has created this
             // registration.

@@ -8,7 +8,7 @@ use core::mem::size_of;
 pub struct KernelEvent {
     /// Kind of the event: one of `EVENT_*`.
     pub kind: u32,
-    /// Port (listen, closed) or pod row (growth).
+    /// Port (listen, closed), pod row (growth) or backend number (standby connect).
     pub port_or_slot: u32,
     /// Netns cookie (listen, closed); 0 otherwise.
     pub netns_cookie: u64,
@@ -26,6 +26,9 @@ pub const EVENT_LISTENER_CLOSED: u32 = 2;
 pub const EVENT_GROWTH: u32 = 3;
 /// Kind of an [`IdleEvent`].
 pub const EVENT_IDLE: u32 = 4;
+
+/// Kind: a connect was led to a backend whose [`connect_event`](super::BackendValue::connect_event) was armed.
+pub const EVENT_STANDBY_CONNECT: u32 = 5;
 
 /// Event in the ring `EVENTS`: a connection of a pod has become idle. Every request that the pod's node has received on
 /// it has its whole response, and all bytes of both directions were read up to the two sequence numbers. Neither side

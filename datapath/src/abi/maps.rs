@@ -54,7 +54,7 @@ pub const CLIENTS: &str = "CLIENTS";
 /// Socket storage of client sockets whose row of `CLIENTS` is taken: [`ConnectRecord`](super::ConnectRecord).
 pub const OVERFLOW: &str = "OVERFLOW";
 /// Hash: cookie of a socket whose record is in `OVERFLOW` (`u64`) → copy of the record, by which user space finds
-/// it. Only records with a [`netns_cookie`](super::ConnectRecord::netns_cookie) have a copy.
+/// it. A copy has the socket's [`netns_cookie`](super::ConnectRecord::netns_cookie), and goes with the connection.
 pub const OVERFLOW_COPIES: &str = "OVERFLOW_COPIES";
 /// LRU hash: [`BoundConnectKey`](super::BoundConnectKey) → [`BoundConnect`](super::BoundConnect).
 pub const BOUND_CONNECTS: &str = "BOUND_CONNECTS";

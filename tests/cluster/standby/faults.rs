@@ -3,6 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tests::client_pod::ClientPod;
 use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster};
 use tests::load_process::{LoadRequest, assert_none_lost};
 
@@ -93,6 +94,17 @@ fn an_agent_that_is_killed_loses_no_request_to_its_frozen_pod() {
     service.wait_frozen();
 }
 
+/// Starts requests from a client until one has a response, which is to be that of another pod than `pod`.
+fn wait_response_of_other_pod(service: &StandbyService<'_>, client: &ClientPod, pod: &FrozenPod) {
+    let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
+    let address = service.address();
+    let request = service.rouse.cluster.wait("a response of another pod", || {
+        let requests = client.start_load(&address, service.name, &args).finish();
+        requests.into_iter().find(LoadRequest::is_answered)
+    });
+    assert_ne!(request.pod, pod.name);
+}
+
 /// Without its kubelet, the node does not start the agent again.
 #[test]
 fn a_frozen_pod_whose_agent_is_gone_for_good_is_passed_over() {
@@ -103,7 +115,6 @@ fn a_frozen_pod_whose_agent_is_gone_for_good_is_passed_over() {
     // Without its kubelet, the node loses Kubernetes. No component may have all its replicas there.
     rouse.spread_components();
     service.wait_frozen_again(&pod);
-    let (address, client) = (service.address(), rouse.client_on(pod.other_node()));
     let agent = agent_pid(&rouse, &pod.node);
     println!("thaws before: {:?}", pod.thaw_causes(&rouse));
     // A pod that Kubernetes places there would never start.
@@ -111,13 +122,32 @@ fn a_frozen_pod_whose_agent_is_gone_for_good_is_passed_over() {
     let (_, kubelet, _) = node_parts(&pod);
     let fault = InjectedFault::inject(&rouse.cluster, "kill", kubelet, "start");
     kill_while_frozen(&rouse, agent, &pod);
-    let args = ["--stages", "1x1s", "--requests", "1", "--timeout-s", "5", "--fresh-pct", "100"];
-    let request = rouse.cluster.wait("a response of another pod", || {
-        let requests = client.start_load(&address, "kept", &args).finish();
-        requests.into_iter().find(LoadRequest::is_answered)
-    });
-    assert_ne!(request.pod, pod.name);
+    wait_response_of_other_pod(&service, rouse.client_on(pod.other_node()), &pod);
     drop((fault, cordon));
+    service.wait_frozen();
+}
+
+/// Its connections stay open. So those that use the pod see the missing thaw, before the controller sees anything.
+#[test]
+fn a_frozen_pod_whose_agent_hangs_is_passed_over() {
+    let rouse = RouseCluster::shared();
+    let namespace = rouse.namespace("standby-hang");
+    let service = StandbyService::create(&rouse, &namespace.name, "kept", "", HELLO_CONTAINER);
+    let pod = service.wait_frozen();
+    let agent = agent_pid(&rouse, &pod.node);
+    // A pod that Kubernetes places there has no agent that makes it ready.
+    let cordon = rouse.cordon(&pod.node);
+    let suspended = rouse.cluster.wait("the pod to be frozen while its agent is suspended", || {
+        let suspended = SuspendedProcess::suspend(agent);
+        pod.is_frozen().then_some(suspended)
+    });
+    wait_response_of_other_pod(&service, rouse.client_on(pod.other_node()), &pod);
+    assert!(pod.is_frozen(), "nothing has thawed it");
+    let logs = rouse.agent_logs().unwrap_or_else(|error| panic!("logs of the agents: {error}"));
+    let is_verdict = |line: &&str| line.contains(&pod.uid) && line.contains("is_passed_over=true");
+    let verdicts: Vec<_> = logs.lines().filter(is_verdict).collect();
+    assert!(!verdicts.is_empty(), "the agent of the client's node has not passed it over");
+    drop((suspended, cordon));
     service.wait_frozen();
 }
 

@@ -8,14 +8,14 @@ const OTHER_CLUSTER_IP: &str = "10.96.0.8";
 const OTHER_POD_ADDRESS: &str = "10.77.0.1:8081";
 
 /// Number of pods that connects are led to; `None` before the agent has written frontends.
-fn used_pod_count(pins: &Path) -> Option<usize> {
+pub(super) fn used_pod_count(pins: &Path) -> Option<usize> {
     let table = KernelMaps::open(pins).and_then(|maps| maps.read_routes()).ok()?;
     let pods = table.backends.values().filter(|it| it.port_be != 0);
     (!table.frontends.is_empty()).then(|| pods.count())
 }
 
 /// Number of connections that the listeners in the pod's namespace have accepted.
-fn accepted_connections(fixture: &AgentFixture) -> u64 {
+pub(super) fn accepted_connections(fixture: &AgentFixture) -> u64 {
     let pod = NetworkNamespace::open(format!("/run/netns/{}-p", fixture.name)).expect("it exists");
     let read = || fs::read_to_string("/proc/thread-self/net/snmp");
     let counters = pod.run_inside("read counters", read).expect("readable");

@@ -3,7 +3,7 @@
 use std::{
     env,
     io::{BufRead as _, ErrorKind, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::mpsc,
     thread,
     time::Duration,
@@ -12,7 +12,7 @@ use std::{
 use clap::Parser as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, cluster_services, pausing_clients};
+use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, SERVICE_ADDRESS, cluster_services, pausing_clients};
 
 pub(super) fn run_agent() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
@@ -23,9 +23,38 @@ pub(super) fn run_agent() {
         .expect("it runs until it is killed");
 }
 
-/// Opens a connection to the pod, sends its bytes, and prints received bytes and how the connection ends.
+/// Opens a connection to the pod's own address, sends its bytes, and prints received bytes and how the connection ends.
 pub(super) fn run_client() {
-    let mut stream = TcpStream::connect(POD_ADDRESS).expect("the pod listens");
+    run_connected_client(TcpStream::connect(POD_ADDRESS).expect("the pod listens"));
+}
+
+/// Runs as [`run_client`], on a connection that the eBPF programs have led to the pod.
+pub(super) fn run_led_client() {
+    run_connected_client(connect_to_service());
+}
+
+/// Opens a connection that the eBPF programs lead to the pod, closes its own direction, and prints how the other one
+/// ends.
+pub(super) fn run_half_closed_client() {
+    let stream = connect_to_service();
+    stream.shutdown(Shutdown::Write).expect("an open connection");
+    run_connected_client(stream);
+}
+
+/// Connects to the service of the pod, once its routes are in force. Until then its address has no route.
+fn connect_to_service() -> TcpStream {
+    loop {
+        match TcpStream::connect(SERVICE_ADDRESS) {
+            Ok(stream) => return stream,
+            Err(error) if error.kind() == ErrorKind::NetworkUnreachable => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn run_connected_client(mut stream: TcpStream) {
     let bytes = env::var(ROLE_INPUT_VARIABLE).unwrap_or_default();
     stream.write_all(bytes.as_bytes()).expect("an open connection");
     println!("connected");

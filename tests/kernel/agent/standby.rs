@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     http_server::{send_and_measure, server_fixture},
+    kubelet::{accepted_connections, used_pod_count},
     shared_agent::SharedAgentFixture,
     *,
 };
@@ -13,12 +14,14 @@ const QUICK_ORDER: StandbyOrder = StandbyOrder {
     quiet_time: Duration::from_millis(1),
     probe_time: Duration::from_millis(1),
     reclaims_memory: false,
+    agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
 };
 /// Order by which a pod that was thawed for a request or a probe runs until the end of the test.
 const LASTING_ORDER: StandbyOrder = StandbyOrder {
     quiet_time: Duration::from_secs(600),
     probe_time: Duration::from_secs(600),
     reclaims_memory: false,
+    agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
 };
 /// Longest pause between two requests of a client at first, in ms. A freeze and its checks take some 30 ms, so requests
 /// come at each moment of them.
@@ -144,6 +147,39 @@ impl AgentFixture {
             serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {page}"));
         let mut pods = facts["pods"].as_array().into_iter().flatten();
         pods.find(|it| it["uid"] == uid).cloned().unwrap_or_default()
+    }
+
+    /// Puts an activator into the RouteTable. Returns its listener for the port of the service.
+    fn add_activator(&self) -> TcpListener {
+        let namespace = Path::new("/run/netns").join(self.node_namespace());
+        let namespace = NetworkNamespace::open(namespace).expect("it exists");
+        let listen = || TcpListener::bind("10.77.0.1:20000");
+        let listener = namespace.run_inside("listen", listen).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket");
+        let activator = fixtures::activator("activator", vec![[10, 77, 0, 1].into()]);
+        let key = RouteKey::Activator(activator.name.clone());
+        self.routes.set(key, RouteChange::Activator(activator));
+        listener
+    }
+
+    /// Connects to the service from a process that is in no pod, and closes the connection.
+    fn connect_to_service(&self) {
+        let cgroup = self.cgroup.join("host");
+        fs::create_dir_all(&cgroup).expect("a cgroup");
+        let mut client = self.process_command("connect", &cgroup);
+        let client = client.env(ROLE_INPUT_VARIABLE, "10.96.0.7").stdin(Stdio::null()).output();
+        let output = String::from_utf8(client.expect("a client").stdout).expect("text");
+        assert!(output.contains("outcome: connected"), "{output}");
+    }
+
+    /// Waits until connects are led to this number of pods.
+    fn wait_used_pods(&self, count: usize) {
+        let pins = self.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while used_pod_count(&pins) != Some(count) {
+            assert!(Instant::now() < deadline, "never {count} but {:?}", used_pod_count(&pins));
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn standby_request(&self) {
@@ -377,4 +413,103 @@ fn the_agents_own_probes_leave_a_frozen_pod_alone() {
     fixture.wait_pod("frozen and ready as before", |pod| {
         pod.ready && pod.standby.as_ref().is_some_and(|standby| standby.is_frozen)
     });
+}
+
+/// A sender asks if it sees no sign of the pod. The event of its request may have been lost.
+#[test]
+fn a_query_if_a_frozen_pod_runs_thaws_it() {
+    let mut fixture = frozen_fixture(LASTING_ORDER);
+    fixture.wait_cgroup(true);
+    let page = fixture.get_page("n", POD_SERVER_ADDRESS, "/running");
+    assert!(page.starts_with("HTTP/1.1 200") && page.ends_with("running\n"), "{page}");
+    assert!(!fixture.is_cgroup_frozen());
+    fixture.wait_standby(false);
+}
+
+/// No agent runs on the pod's node, and the controller states nothing.
+#[test]
+fn a_frozen_pod_of_another_node_that_left_a_connect_unanswered_is_passed_over() {
+    let mut fixture = AgentFixture::new("standby-away");
+    let activator = fixture.add_activator();
+    fixture.add_direct_service();
+    fixture.standby = Some(LASTING_ORDER);
+    fixture.set_pod_on_node("n2", RoutingPhase::Ready);
+    // So that no probe of this node is needed first.
+    let key = RouteKey::Pod(fixture.pod_uid());
+    let Some(RouteChange::Pod(mut pod)) = fixture.routes.get(&key) else { panic!("set above") };
+    pod.kubelet_ready = true;
+    fixture.routes.set(key, RouteChange::Pod(pod));
+    fixture.start_pod();
+    fixture.send_to_pod("listen");
+    while fixture.request_fails() {}
+    fixture.start_agent();
+    // By then it has thawed what it found below its cgroup.
+    fixture.wait_used_pods(1);
+    agent::kernel::freezer::freeze(&fixture.pod_cgroup()).expect("writable");
+    fixture.wait_cgroup(true);
+    let before = accepted_connections(&fixture);
+    fixture.connect_to_service();
+    assert_eq!(accepted_connections(&fixture), before + 1, "the kernel has accepted it");
+    fixture.wait_used_pods(0);
+    fixture.wait_metric("rouse_agent_pods_passed_over", 1);
+    let refused = activator.accept().expect_err("no connect was led there").kind();
+    assert_eq!(refused, ErrorKind::WouldBlock);
+    fixture.connect_to_service();
+    activator.accept().expect("the second one was led there");
+    assert_eq!(accepted_connections(&fixture), before + 1);
+    // The controller states that the pod runs.
+    fixture.standby = None;
+    fixture.set_pod_on_node("n2", RoutingPhase::Ready);
+    fixture.wait_used_pods(1);
+    agent::kernel::freezer::thaw(&fixture.pod_cgroup()).expect("writable");
+}
+
+/// An agent that is only late thaws the pod in a moment, and nothing else could take the connect.
+#[test]
+fn connects_go_to_the_frozen_pod_of_a_killed_agent_while_there_is_no_activator() {
+    let mut fixture = server_fixture("standby-alone", REQUEST_TIMEOUT);
+    fixture.add_direct_service();
+    fixture.order_standby(Some(LASTING_ORDER));
+    fixture.wait_standby(true);
+    fixture.wait_used_pods(1);
+    fixture.kill_agent();
+    let pins = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let maps = KernelMaps::open(&pins).expect("pinned");
+    assert_eq!(maps.control_word(abi::CONTROL_THAWS_UNTIL), 0, "the promise has no end");
+    let before = accepted_connections(&fixture);
+    fixture.connect_to_service();
+    assert_eq!(accepted_connections(&fixture), before + 1);
+    assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
+    fixture.pods.clear();
+    fixture.start_agent();
+    fixture.wait_cgroup(false);
+}
+
+#[test]
+fn connects_pass_over_the_frozen_pod_of_a_killed_agent_until_the_next_one_runs() {
+    let mut fixture = server_fixture("standby-gone", REQUEST_TIMEOUT);
+    let activator = fixture.add_activator();
+    fixture.add_direct_service();
+    fixture.order_standby(Some(LASTING_ORDER));
+    fixture.wait_standby(true);
+    fixture.wait_used_pods(1);
+    fixture.kill_agent();
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while activator.accept().is_err() {
+        assert!(Instant::now() < deadline, "no connect is led to the activator");
+        fixture.connect_to_service();
+    }
+    assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
+    fixture.pods.clear();
+    fixture.start_agent();
+    fixture.wait_cgroup(false);
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    let pod_takes_connect = || {
+        let before = accepted_connections(&fixture);
+        fixture.connect_to_service();
+        accepted_connections(&fixture) > before
+    };
+    while !pod_takes_connect() {
+        assert!(Instant::now() < deadline, "no connect is led to the pod");
+    }
 }

@@ -23,7 +23,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "common",
         &[
-            "decimal http_server once_signal outbox page_body quantity request_log service_routing url_query",
+            "decimal http_server once_signal outbox page_body quantity request_log service_routing \
+             standby_watch thaw_query url_query",
             "wire",
             "admin certificates component fixtures local_node log replicas tls",
             "link",

@@ -186,6 +186,8 @@ impl RequestForwarder {
             return Ok(TcpConnectionEnd::Reset);
         }
         pod.close();
+        // Its process has closed the connection, so it runs.
+        permit.pod.thaw_watch.record_answer();
         Ok(TcpConnectionEnd::Complete)
     }
 

@@ -178,7 +178,7 @@ impl ActiveRevisionState {
             for address in it.serving_addresses(protocol) {
                 let pod = before.take_or_create(uid, it, address, context);
                 pod.set_ready(takes_requests);
-                pod.set_standby(it.has_standby_order);
+                pod.set_standby(it.standby);
                 if takes_requests {
                     ready.push(pod.key);
                     ranks.push((pod.key, rank));
@@ -230,6 +230,9 @@ impl FormerEndpoints {
     /// Closes the idle connections of endpoints that the table does not have any more. Their last requests end, and no
     /// connection of theirs is used again.
     fn close_connections(self) {
-        self.0.values().for_each(|pod| pod.set_ready(false));
+        for pod in self.0.values() {
+            pod.set_ready(false);
+            pod.set_standby(None);
+        }
     }
 }

@@ -29,6 +29,7 @@ pub(crate) fn new_context(peers: Peers) -> RevisionContext {
         },
         usage_reporter: Arc::default(),
         next_pod_id: AtomicU64::new(0),
+        reports: Outbox::new(),
     }
 }
 
@@ -53,7 +54,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         address: Some(([127, 0, 0, 1], 9).into()),
         is_ready: true,
         is_early_ready: false,
-        has_standby_order: false,
+        standby: None,
         name: "pod".into(),
         place: NodeTopology::default(),
         hints: TopologyHints::default(),

@@ -568,3 +568,50 @@ proptest! {
         prop_assert_eq!(queue.in_flight(), u64::try_from(requests.min(capacity)).expect("small"));
     }
 }
+
+#[test]
+fn a_passed_over_pod_gets_no_request_until_it_is_used_again_whatever_the_table_states() {
+    let mut queue = WaitQueue::new(WIDE_BOUNDS);
+    queue.on_routes([pod(1)], 0, || 0);
+    assert_eq!(queue.admit(None, 0), Some(pod(1)));
+    queue.pass_over(pod(1));
+    assert_eq!(queue.admit(None, 0), None);
+    for ready in [vec![], vec![pod(1)]] {
+        queue.on_routes(ready, 0, || 0);
+        assert_eq!(queue.admit(None, 0), None);
+    }
+    let paused = queue.queued_pods().map(|it| (it.load.key, it.load.in_flight, it.state));
+    assert_eq!(paused.collect::<Vec<_>>(), [(pod(1), 1, PodQueueState::Paused)]);
+    assert_eq!(queue.pause_pod(pod(1)), None, "it is not open");
+    let place = queue.assign_place(None);
+    queue.enqueue(place, 1, "waits").expect("room");
+    assert_eq!(queue.use_again(pod(1), || 0), [("waits", pod(1))]);
+    assert_eq!((queue.in_flight_at(pod(1)), queue.is_open(pod(1))), (2, true));
+    assert!(queue.use_again(pod(1), || 0).is_empty(), "it is open");
+}
+
+#[test]
+fn a_pod_that_is_passed_over_and_paused_is_open_once_both_have_ended() {
+    let mut queue: WaitQueue<()> = WaitQueue::new(WIDE_BOUNDS);
+    for is_pause_first in [false, true] {
+        queue.on_routes([pod(1), pod(2)], 0, || 0);
+        let pause = queue.pause_pod(pod(1)).expect("it is open");
+        queue.pass_over(pod(1));
+        if is_pause_first {
+            queue.resume_pod(pod(1), pause, || 0);
+        } else {
+            queue.use_again(pod(1), || 0);
+        }
+        assert!(!queue.is_open(pod(1)));
+        if is_pause_first {
+            queue.use_again(pod(1), || 0);
+        } else {
+            queue.resume_pod(pod(1), pause, || 0);
+        }
+        assert!(queue.is_open(pod(1)));
+    }
+    queue.pass_over(pod(1));
+    queue.on_routes([pod(2)], 0, || 0);
+    queue.use_again(pod(1), || 0);
+    assert!(!queue.is_open(pod(1)), "it is not ready");
+}

@@ -51,6 +51,7 @@ pub(super) fn plain_context(context: &RevisionContext) -> RevisionContext {
         pod_settings: context.pod_settings.clone(),
         usage_reporter: Arc::default(),
         next_pod_id: AtomicU64::new(0),
+        reports: context.reports.clone(),
     }
 }
 
@@ -135,7 +136,7 @@ fn plain_service(backend: &PlainBackend, context: &Arc<RevisionContext>) -> Rout
         address: Some(backend.address),
         is_ready: true,
         is_early_ready: false,
-        has_standby_order: false,
+        standby: None,
         name: backend.name.name.clone(),
         place: NodeTopology::default(),
         hints: TopologyHints::default(),

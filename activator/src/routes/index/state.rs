@@ -358,7 +358,7 @@ impl RouteIndexState {
             address: entry.address,
             is_ready: entry.phase == RoutingPhase::Ready,
             is_early_ready,
-            has_standby_order: entry.standby.is_some(),
+            standby: entry.standby,
             name: entry.name.into(),
             place,
             hints: entry.hints,

@@ -15,7 +15,7 @@ use datapath::abi;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tracing::error;
 
-use super::tasks::StandbyTaskResult;
+use super::{tasks::StandbyTaskResult, thaw_promise::PromiseFacts};
 use crate::{
     kernel::{features, freezer, maps::KernelMaps},
     metrics::AgentMetrics,
@@ -40,6 +40,10 @@ pub(in crate::agent) struct StandbyPods {
     pub(super) dropped_events: u64,
     /// True if connections to listeners that are older than the eBPF programs send events too.
     pub(super) sees_old_listeners: bool,
+    /// Facts for the promise to thaw the armed pods.
+    pub(super) promise: PromiseFacts,
+    /// True if activators can take all connects that may go directly to an armed pod.
+    has_activators: bool,
     /// Sender that each task gets a clone of.
     pub(super) results_tx: Sender<StandbyTaskResult>,
     /// Results of the tasks that the loop has started.
@@ -84,6 +88,13 @@ impl StandbyPod {
         let is_reported = self.machine.report(None).is_some_and(|report| report.is_frozen);
         self.freeze.is_some() && self.reading.is_none() && is_reported
     }
+
+    /// Returns true if the pod is frozen, its freeze is under way, or its last thaw has failed. `thaw_retries` are the
+    /// cgroups of such thaws.
+    fn may_be_frozen(&self, thaw_retries: &[PathBuf]) -> bool {
+        let has_failed = |cgroup: &PathBuf| thaw_retries.contains(cgroup);
+        self.freeze.is_some() || self.cgroup.as_ref().is_some_and(has_failed)
+    }
 }
 
 impl StandbyPods {
@@ -100,9 +111,41 @@ impl StandbyPods {
             thaw_retries: Vec::new(),
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
             sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
+            promise: PromiseFacts::new(),
+            has_activators: false,
             results_tx,
             results_rx,
         }
+    }
+
+    /// Records that the loop has begun another turn.
+    pub(in crate::agent) fn record_turn(&self) {
+        self.promise.record_turn();
+    }
+
+    /// Adds a pod whose connections send events.
+    pub(super) fn add_armed(&mut self, slot: u32, uid: &str) {
+        self.uids_by_slot.insert(slot, uid.to_owned());
+        self.update_promise();
+    }
+
+    /// Removes a pod whose connections send no events any more.
+    pub(super) fn remove_armed(&mut self, uid: &str) {
+        self.uids_by_slot.retain(|_, it| it != uid);
+        self.update_promise();
+    }
+
+    /// Sets if activators can take all connects that may go directly to an armed pod.
+    pub(super) fn set_has_activators(&mut self, has_activators: bool) {
+        self.has_activators = has_activators;
+        self.update_promise();
+    }
+
+    /// Updates the timeout of the promise, after a change of the armed pods, of their orders or of the activators.
+    pub(super) fn update_promise(&self) {
+        let orders = self.uids_by_slot.values().filter_map(|uid| self.pods.get(uid)?.order);
+        let timeout = orders.map(|order| order.agent_timeout).max();
+        self.promise.set_timeout(timeout.filter(|_| self.has_activators));
     }
 
     /// Returns the time of the next [`tick_standby`](crate::agent::Agent::tick_standby).
@@ -113,6 +156,11 @@ impl StandbyPods {
     /// Returns true if the pod is frozen, or its freeze is under way.
     pub(in crate::agent) fn is_frozen(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|pod| pod.freeze.is_some())
+    }
+
+    /// Returns true if the pod is frozen, its freeze is under way, or its last thaw has failed.
+    pub(super) fn may_be_frozen(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|pod| pod.may_be_frozen(&self.thaw_retries))
     }
 
     /// Returns the number of pods that are frozen, or whose freeze is under way.
@@ -173,6 +221,7 @@ mod tests {
         quiet_time: Duration::from_secs(1),
         probe_time: Duration::from_secs(1),
         reclaims_memory: false,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
     };
 
     #[test]
@@ -193,5 +242,17 @@ mod tests {
         assert!(pod.is_checked());
         pod.reading = Some(2);
         assert!(!pod.is_checked(), "another one is under way");
+    }
+
+    /// A failed thaw ends the freeze for the state machine, and the processes are frozen all the same.
+    #[test]
+    fn a_pod_whose_thaw_has_failed_may_be_frozen() {
+        let cgroup = PathBuf::from("/sys/fs/cgroup/kubepods/pod1");
+        let other = [cgroup.with_file_name("pod2")];
+        let mut pod = StandbyPod { cgroup: Some(cgroup.clone()), ..StandbyPod::default() };
+        assert!(!pod.may_be_frozen(&[]) && !pod.may_be_frozen(&other));
+        assert!(pod.may_be_frozen(&[cgroup]));
+        pod.freeze = Some(PodFreeze { task: 1, threads: None, is_over: Arc::default() });
+        assert!(pod.may_be_frozen(&[]));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    io, mem,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -14,13 +14,19 @@ use datapath::abi::ConnectionActivity;
 use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
+use self::scan_plan::{ClientScanTarget, ScanRecords};
 use super::{
     ClientScanScope, ClientScanStats, DrainingAddress, is_due, may_close,
     pod_query::{self, ClientPodAddresses},
+    recorded_clients::{ClientNamespaces, RecordCompleteness},
 };
 use crate::{
     clock::thread_cpu_time,
-    kernel::locked_close::{CloseCounts, IdlePosition, LockedCloser, PositionOutcome},
+    kernel::{
+        locked_close::{CloseCounts, IdlePosition, LockedCloser, PositionOutcome},
+        maps::client_sockets::ClientSocketRecords,
+        netns_cookies::cookie_of_socket,
+    },
     lock::lock,
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
@@ -29,11 +35,15 @@ use crate::{
     },
 };
 
+mod scan_plan;
+
 /// Closer of stale connections of this node's clients. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct StaleConnectionCloser {
     cgroup: PathBuf,
     locked_closer: Option<Arc<Mutex<LockedCloser>>>,
+    /// Records that lead to clients; `None`: each scan is one of all clients, or of known connections.
+    records: Option<ScanRecords>,
     last_scan: Arc<Mutex<LastClientScan>>,
 }
 
@@ -45,6 +55,11 @@ struct LastClientScan {
     connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
     /// Clients of these connections, by pod. Watches read them before each query, far more often than scans write them.
     clients: BTreeMap<SocketAddr, Vec<SocketAddr>>,
+    /// Namespaces of all clients, with or without such connections.
+    namespaces: ClientNamespaces,
+    completeness: RecordCompleteness,
+    /// True if the last scan of all clients has not reached all of them.
+    has_missed_clients: bool,
     /// Processes of clients whose namespace could not be read, which was logged.
     unknown: BTreeSet<u32>,
 }
@@ -53,6 +68,42 @@ struct LastClientScan {
 type ClientPositions = (Vec<u32>, BTreeMap<u64, (ClientPodAddresses, IdlePosition)>);
 
 impl LastClientScan {
+    /// Records the results of a round. A scan of all clients was for the `sought` namespaces, if there are some.
+    fn record_round(
+        &mut self,
+        scope: ClientScanScope,
+        round: &mut ClientScanRound,
+        sought: &BTreeSet<u64>,
+    ) {
+        let cpu_time = round.cpu_time;
+        match scope {
+            ClientScanScope::AllClients => {
+                self.record_all(cpu_time, &round.clients, &round.failed);
+                self.has_missed_clients = !round.failed.is_empty();
+                let found = mem::take(&mut round.namespaces);
+                self.namespaces.record_all(found, &round.failed, sought);
+            }
+            ClientScanScope::RecordedClients => {
+                self.record_recorded(&round.clients);
+                round.ended_namespaces.iter().for_each(|&cookie| self.namespaces.forget(cookie));
+            }
+            ClientScanScope::KnownConnections => {
+                let all = round.clients.iter().flat_map(|client| &client.stale);
+                let left = all.map(DiagConnection::cookie).collect();
+                self.record_known(cpu_time, &round.scanned, &left);
+            }
+        }
+    }
+
+    /// Records what the records lack, if there are records: a number of connects, and if connections of another version
+    /// may be open. Without a gap, and after a scan that has reached all clients, scans of recorded clients suffice.
+    fn record_gaps(&mut self, now: Instant, gaps: Option<(u64, bool)>) {
+        let are_complete = gaps.is_some_and(|(unlisted_connects, has_other_versions)| {
+            self.completeness.update(now, unlisted_connects, has_other_versions)
+        });
+        self.stats.are_records_sufficient = are_complete && !self.has_missed_clients;
+    }
+
     /// Records the result of a scan of all clients. Of those whose scan has failed nothing new is known, so what was
     /// known of them stays; `failed` are the processes in their namespaces.
     fn record_all(
@@ -77,6 +128,40 @@ impl LastClientScan {
         }
         self.connections.retain(|(_, connections)| !connections.is_empty());
         self.index_known();
+    }
+
+    /// Records the result of a scan of recorded clients: adds the connections that were not known. Those that were stay,
+    /// as scans of known connections find out if they have closed.
+    fn record_recorded(&mut self, clients: &[ScannedClient]) {
+        let found = clients.iter().map(|client| (&client.pids, &client.stale));
+        self.add_found(found);
+    }
+
+    /// Adds connections of clients to draining addresses, with the processes in their namespaces. Known ones stay.
+    fn add_found<'a>(
+        &mut self,
+        found: impl Iterator<Item = (&'a Vec<u32>, &'a Vec<DiagConnection>)>,
+    ) {
+        let known = self.known_cookies();
+        for (pids, connections) in found {
+            let is_new = |it: &&DiagConnection| !known.contains(&it.cookie());
+            let new: Vec<_> = connections.iter().filter(is_new).cloned().collect();
+            if new.is_empty() {
+                continue;
+            }
+            let same = self.connections.iter_mut().find(|(known_pids, _)| known_pids == pids);
+            match same {
+                Some((_, all)) => all.extend(new),
+                None => self.connections.push((pids.clone(), new)),
+            }
+        }
+        self.index_known();
+    }
+
+    /// Returns the cookies of the known connections.
+    fn known_cookies(&self) -> BTreeSet<u64> {
+        let connections = self.connections.iter().flat_map(|(_, connections)| connections);
+        connections.map(DiagConnection::cookie).collect()
     }
 
     /// Returns the known connections among these, by client.
@@ -110,7 +195,13 @@ impl StaleConnectionCloser {
     /// request between check and close is lost.
     pub(crate) fn new(cgroup: PathBuf, locked_closer: Option<LockedCloser>) -> Self {
         let locked_closer = locked_closer.map(|closer| Arc::new(Mutex::new(closer)));
-        Self { cgroup, locked_closer, last_scan: Arc::default() }
+        Self { cgroup, locked_closer, records: None, last_scan: Arc::default() }
+    }
+
+    /// Lets scans of recorded clients enter only the namespaces that these records name. Has no effect before Linux 5.14,
+    /// which does not tell user space the cookies of namespaces: each scan is one of all clients there.
+    pub(crate) fn with_records(self, sockets: ClientSocketRecords) -> Self {
+        Self { records: ScanRecords::new(sockets), ..self }
     }
 
     /// Returns the cgroup of the clients.
@@ -157,8 +248,9 @@ impl StaleConnectionCloser {
     ) -> ClientScan {
         let draining = Arc::new(draining);
         let scanned_addresses = Arc::clone(&draining);
-        let clients = run_blocking(move || self.scan_clients(scope, &scanned_addresses)).await;
-        ClientScan { draining, clients }
+        let (scope, round) =
+            run_blocking(move || self.scan_clients(scope, &scanned_addresses)).await;
+        ClientScan { draining, clients: round.clients, scope, walks: round.walks }
     }
 
     /// Closes the due connections of a scan, except those that a pod reports as in use.
@@ -166,7 +258,7 @@ impl StaleConnectionCloser {
     /// The order matters: list, ask the pods, close only what has not changed since the list. So no request can come in
     /// between.
     pub(crate) async fn close_due(self, scan: ClientScan) -> CloseCounts {
-        let ClientScan { draining, mut clients } = scan;
+        let ClientScan { draining, mut clients, .. } = scan;
         let all = clients.iter().flat_map(|client| &client.due);
         let activities = pod_query::query_in_use(all.map(connection_addresses)).await;
         let in_use: u64 =
@@ -205,50 +297,34 @@ impl StaleConnectionCloser {
         outcomes
     }
 
-    /// Scans the clients, and stores those with connections to draining addresses as known. Blocks.
+    /// Scans the clients, and stores those with connections to draining addresses as known. Returns the scope that the scan
+    /// had in the end, and its results. Blocks.
     fn scan_clients(
         &self,
         scope: ClientScanScope,
         draining: &BTreeMap<SocketAddr, DrainingAddress>,
-    ) -> Vec<ScannedClient> {
+    ) -> (ClientScanScope, ClientScanRound) {
         // The walk through cgroups and processes runs on this thread. With many processes it costs most of the scan.
         let cpu_before = thread_cpu_time();
-        let all_clients = match scope {
-            ClientScanScope::AllClients => client_namespaces(&self.cgroup).map(Some),
-            ClientScanScope::KnownConnections => Ok(None),
-        };
-        // What is known stays closable without a list. Taken as an empty one, it would be forgotten.
-        let all_clients = all_clients.unwrap_or_else(|error| {
-            warn!(%error, "cannot list the processes of clients");
-            None
-        });
-        let is_full = all_clients.is_some();
+        let plan = self.plan_scan(scope, draining);
         let mut round = ClientScanRound::default();
-        let targets: Vec<ClientScanTarget> = match all_clients {
-            Some(all) => {
-                self.log_unknown(&all.unknown);
-                round.add_unknown(all.unknown.keys());
-                all.known.into_values().map(|pids| (pids, None)).collect()
-            }
-            None => self.known_targets(),
-        };
-        for target in targets {
-            // Taken before the scan: only of these can it say that they have closed.
-            let known = target.1.iter().flatten().map(DiagConnection::cookie).collect();
-            round.add(known, ScannedClient::scan(target), draining);
-        }
+        round.add_unknown(&plan.unknown);
+        plan.targets.into_iter().for_each(|target| round.scan(target, draining));
         // Scans run on threads of their own, so that this thread's time is only the walk.
-        let cpu_time = round.cpu_time + thread_cpu_time().saturating_sub(cpu_before);
+        round.cpu_time += thread_cpu_time().saturating_sub(cpu_before);
+        let is_list = scope != ClientScanScope::KnownConnections;
+        let gaps = self.records.as_ref().filter(|_| is_list).map(ScanRecords::read_gaps);
         // Locked only now: watches read it meanwhile, and a scan may take long.
         let mut last_scan = lock(&self.last_scan);
-        if is_full {
-            last_scan.record_all(cpu_time, &round.clients, &round.failed);
-        } else {
-            let all = round.clients.iter().flat_map(|client| &client.stale);
-            let left = all.map(DiagConnection::cookie).collect();
-            last_scan.record_known(cpu_time, &round.scanned, &left);
+        last_scan.record_round(plan.scope, &mut round, &plan.sought);
+        if is_list {
+            last_scan.record_gaps(Instant::now(), gaps);
         }
-        round.clients
+        if scope == ClientScanScope::RecordedClients {
+            // Also if all clients were scanned instead: their cost bounds the rate of such scans.
+            last_scan.stats.recorded_scan_cpu = round.cpu_time;
+        }
+        (plan.scope, round)
     }
 
     /// Logs one of the processes whose namespace cannot be read, unless the last scan could not read it either.
@@ -259,12 +335,6 @@ impl StaleConnectionCloser {
             warn!(error = %error_chain(error), "cannot list stale connections of a client");
         }
         last_scan.unknown = unknown.keys().copied().collect();
-    }
-
-    /// Returns the connections to draining addresses that the last scan has found.
-    fn known_targets(&self) -> Vec<ClientScanTarget> {
-        let known = lock(&self.last_scan).connections.clone();
-        known.into_iter().map(|(pids, connections)| (pids, Some(connections))).collect()
     }
 
     /// Closes the due connections that have not been used since they were listed. Blocks.
@@ -300,12 +370,21 @@ async fn run_blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'stati
 pub(crate) struct ClientScan {
     draining: Arc<BTreeMap<SocketAddr, DrainingAddress>>,
     clients: Vec<ScannedClient>,
+    scope: ClientScanScope,
+    walks: u64,
 }
 
 impl ClientScan {
-    /// Number of connections to draining addresses.
-    pub(crate) fn stale_connections(&self) -> usize {
-        self.clients.iter().map(|client| client.stale.len()).sum()
+    /// Returns the scope that the scan had. One of recorded clients may have become one of all, and one of all clients
+    /// becomes one of known connections if the processes of clients cannot be listed.
+    pub(crate) fn scope(&self) -> ClientScanScope {
+        self.scope
+    }
+
+    /// Returns the number of namespaces whose connections were listed. For each, the kernel walks over all connections of
+    /// the machine.
+    pub(crate) fn walks(&self) -> u64 {
+        self.walks
     }
 
     /// Returns true if a connection is to be closed, unless its pod reports it as in use.
@@ -313,9 +392,6 @@ impl ClientScan {
         self.clients.iter().any(|client| !client.due.is_empty())
     }
 }
-
-/// Scope of one scan: the processes in a namespace, and the connections in it, or all.
-type ClientScanTarget = (Vec<u32>, Option<Vec<DiagConnection>>);
 
 /// Result of the scan of one client.
 enum ClientScanOutcome {
@@ -332,14 +408,34 @@ enum ClientScanOutcome {
 struct ClientScanRound {
     /// Clients with connections to draining addresses.
     clients: Vec<ScannedClient>,
+    /// Processes in all scanned namespaces, by the namespaces' cookies, where the kernel tells them.
+    namespaces: BTreeMap<u64, Vec<u32>>,
+    /// Cookies of namespaces whose processes have ended.
+    ended_namespaces: Vec<u64>,
     /// Cookies of the known connections that were looked for.
     scanned: BTreeSet<u64>,
     /// Processes of the clients whose scan has failed.
     failed: BTreeSet<u32>,
+    /// Number of namespaces whose connections were listed.
+    walks: u64,
     cpu_time: Duration,
 }
 
 impl ClientScanRound {
+    /// Scans a client, and adds the result.
+    fn scan(&mut self, target: ClientScanTarget, draining: &BTreeMap<SocketAddr, DrainingAddress>) {
+        // Taken before the scan: only of these can it say that they have closed.
+        let known = target.known.iter().flatten().map(DiagConnection::cookie).collect();
+        let (is_listed, netns_cookie) = (target.known.is_none(), target.netns_cookie);
+        let outcome = ScannedClient::scan(target);
+        match &outcome {
+            ClientScanOutcome::Scanned(..) => self.walks += u64::from(is_listed),
+            ClientScanOutcome::Ended => self.ended_namespaces.extend(netns_cookie),
+            ClientScanOutcome::Failed(_) => {}
+        }
+        self.add(known, outcome, draining);
+    }
+
     /// Adds the result of a client; `known` are the cookies of the connections to which its scan was limited.
     fn add(
         &mut self,
@@ -351,6 +447,7 @@ impl ClientScanRound {
             ClientScanOutcome::Scanned(client, cpu_time) => {
                 self.cpu_time += cpu_time;
                 self.scanned.extend(known);
+                self.namespaces.extend(client.netns_cookie.map(|it| (it, client.pids.clone())));
                 self.clients.extend(client.select_stale(draining));
             }
             ClientScanOutcome::Ended => self.scanned.extend(known),
@@ -368,6 +465,8 @@ impl ClientScanRound {
 struct ScannedClient {
     /// Processes in the namespace when it was listed.
     pids: Vec<u32>,
+    /// Cookie of the namespace, where the kernel tells it.
+    netns_cookie: Option<u64>,
     namespace: NetworkNamespace,
     /// Connections to draining addresses.
     stale: Vec<DiagConnection>,
@@ -377,7 +476,8 @@ struct ScannedClient {
 
 impl ScannedClient {
     /// Scans a client for all its connections, or for those to which the scan is limited.
-    fn scan((pids, connections): ClientScanTarget) -> ClientScanOutcome {
+    fn scan(target: ClientScanTarget) -> ClientScanOutcome {
+        let ClientScanTarget { pids, netns_cookie: wanted_cookie, known } = target;
         let failed = |pids, error: &NamespaceError| {
             warn!(error = %error_chain(error), "cannot list stale connections");
             ClientScanOutcome::Failed(pids)
@@ -391,17 +491,23 @@ impl ScannedClient {
         // On a thread of its own, so that the thread's whole time is the scan's.
         let list_connections = || {
             let diag = SockDiag::open()?;
-            let found = connections.map_or_else(
+            let netns_cookie = cookie_of_socket(diag.socket())?;
+            if wanted_cookie.is_some_and(|wanted| netns_cookie != Some(wanted)) {
+                return Ok(None);
+            }
+            let found = known.map_or_else(
                 || diag.connections(),
                 |connections| refresh_connections(&diag, &connections),
             )?;
-            Ok((found, thread_cpu_time()))
+            Ok(Some((netns_cookie, found, thread_cpu_time())))
         };
         match namespace.run_inside("list connections", list_connections) {
-            Ok((stale, cpu_time)) => {
-                let client = Self { pids, namespace, stale, due: Vec::new() };
+            Ok(Some((netns_cookie, stale, cpu_time))) => {
+                let client = Self { pids, netns_cookie, namespace, stale, due: Vec::new() };
                 ClientScanOutcome::Scanned(client, cpu_time)
             }
+            // It is another process's namespace.
+            Ok(None) => ClientScanOutcome::Ended,
             Err(error) => failed(pids, &error),
         }
     }
@@ -606,13 +712,70 @@ mod tests {
     }
 
     #[test]
+    fn what_a_scan_of_recorded_clients_finds_is_added_to_what_is_known() {
+        let connection = |port: u16| {
+            let (local, peer) = (([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 80).into());
+            DiagConnection::listed(local, peer, TcpActivity::default())
+        };
+        let connections = vec![(vec![1, 4], vec![connection(1)]), (vec![2], vec![connection(2)])];
+        let mut last = LastClientScan { connections, ..LastClientScan::default() };
+        // It has entered the namespaces of two clients, and found nothing new in a third one.
+        let found = [
+            (vec![1, 4], vec![connection(1), connection(3)]),
+            (vec![5], vec![connection(5)]),
+            (vec![6], vec![]),
+        ];
+        last.add_found(found.iter().map(|(pids, connections)| (pids, connections)));
+        let expected = [
+            (vec![1, 4], vec![connection(1), connection(3)]),
+            (vec![2], vec![connection(2)]),
+            (vec![5], vec![connection(5)]),
+        ];
+        assert_eq!(last.connections, expected);
+        assert_eq!(last.stats.known_connections, 4);
+    }
+
+    #[test]
+    fn records_suffice_without_gaps_and_after_a_scan_that_has_reached_all_clients() {
+        let (now, mut last) = (Instant::now(), LastClientScan::default());
+        let mut do_suffice = |failed: &[u32], gaps| {
+            let failed = failed.iter().copied().collect();
+            let mut round = ClientScanRound { failed, ..ClientScanRound::default() };
+            last.record_round(ClientScanScope::AllClients, &mut round, &BTreeSet::new());
+            last.record_gaps(now, gaps);
+            last.stats.are_records_sufficient
+        };
+        assert!(!do_suffice(&[], None), "there are no records");
+        assert!(do_suffice(&[], Some((0, false))));
+        assert!(!do_suffice(&[7], Some((0, false))), "one client was not reached");
+        assert!(!do_suffice(&[], Some((0, true))), "programs of another version");
+        assert!(do_suffice(&[], Some((0, false))));
+        assert!(!do_suffice(&[], Some((1, false))), "a connect without a record");
+    }
+
+    #[test]
+    fn a_scan_of_recorded_clients_without_records_is_one_of_all_clients() {
+        let closer = StaleConnectionCloser::new("/nonexistent".into(), None);
+        let (scope, round) =
+            closer.scan_clients(ClientScanScope::RecordedClients, &BTreeMap::new());
+        assert_eq!((scope, round.walks), (ClientScanScope::AllClients, 0));
+        let ClientScanStats { full_scan_cpu, recorded_scan_cpu, .. } = closer.scan_stats();
+        assert!(full_scan_cpu > Duration::ZERO);
+        assert_eq!(recorded_scan_cpu, full_scan_cpu, "its cost bounds the rate of both");
+        assert!(!closer.scan_stats().are_records_sufficient);
+    }
+
+    #[test]
     fn a_scan_without_a_list_of_clients_is_none_of_all_clients() {
         let cgroup = std::env::temp_dir().join(format!("rouse-clients-{}", std::process::id()));
         // No process id can be read from a folder.
         std::fs::create_dir_all(cgroup.join("cgroup.procs")).expect("a folder");
         let closer = StaleConnectionCloser::new(cgroup.clone(), None);
-        assert!(closer.scan_clients(ClientScanScope::AllClients, &BTreeMap::new()).is_empty());
+        let (scope, round) = closer.scan_clients(ClientScanScope::AllClients, &BTreeMap::new());
+        assert_eq!(scope, ClientScanScope::KnownConnections);
+        assert!(round.clients.is_empty());
         assert_eq!(closer.scan_stats().full_scan_cpu, Duration::ZERO);
+        assert!(lock(&closer.last_scan).has_missed_clients);
         std::fs::remove_dir_all(cgroup).expect("removed");
     }
 
@@ -642,7 +805,8 @@ mod tests {
     #[test]
     fn the_walk_through_the_processes_is_part_of_the_cost_of_a_scan() {
         let closer = StaleConnectionCloser::new("/nonexistent".into(), None);
-        assert!(closer.scan_clients(ClientScanScope::AllClients, &BTreeMap::new()).is_empty());
+        let (_, round) = closer.scan_clients(ClientScanScope::AllClients, &BTreeMap::new());
+        assert!(round.clients.is_empty());
         let ClientScanStats { full_scan_cpu, known_scan_cpu, .. } = closer.scan_stats();
         assert!(full_scan_cpu > Duration::ZERO, "although no namespace was entered");
         assert_eq!(known_scan_cpu, Duration::ZERO);

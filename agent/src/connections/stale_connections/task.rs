@@ -105,9 +105,9 @@ impl StaleConnectionTask {
         let (metrics, closes) = (self.metrics.clone(), Arc::clone(&self.closes));
         tokio::spawn(async move {
             let scan = closer.clone().scan(scope, draining).await;
-            metrics
-                .connections_stale
-                .set(i64::try_from(scan.stale_connections()).unwrap_or(i64::MAX));
+            metrics.count_client_scan(scan.scope().name(), scan.walks());
+            let known = closer.scan_stats().known_connections;
+            metrics.connections_stale.set(i64::try_from(known).unwrap_or(i64::MAX));
             if !scan.has_due() {
                 return;
             }

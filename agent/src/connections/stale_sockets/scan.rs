@@ -16,7 +16,7 @@ use crate::{
     kernel::{
         led_socket::LedSocket,
         maps::{KernelMapError, client_sockets::ClientSocketRecords},
-        sys,
+        netns_cookies,
     },
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
@@ -122,11 +122,7 @@ fn end_in_namespace(
     ended: &mut EndedSockets,
 ) -> io::Result<()> {
     let diag = SockDiag::open()?;
-    let cookie = match sys::netns_cookie(diag.socket()) {
-        Ok(cookie) => Some(cookie),
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => None,
-        Err(error) => return Err(error),
-    };
+    let cookie = netns_cookies::cookie_of_socket(diag.socket())?;
     let of_tcp = endpoints_left(left, cookie, abi::IPPROTO_TCP);
     let of_udp = endpoints_left(left, cookie, abi::IPPROTO_UDP);
     let is_stale_tcp = |socket: &DiagConnection| {

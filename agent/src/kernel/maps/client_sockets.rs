@@ -18,7 +18,9 @@ use datapath::abi::{self, CONNECT_RECORD_WORDS, ConnectRecord, FrontendKey, UdpS
 use tracing::warn;
 
 use super::{KernelMapError, capacity, map_words, open_hash_map, read_error, row};
-use crate::kernel::{led_socket::LedSocket, sys::SharedWords};
+use crate::kernel::{
+    led_socket::LedSocket, recorded_connection::RecordedConnection, sys::SharedWords,
+};
 
 /// Flag of a write that adds an entry only.
 const BPF_NOEXIST: u64 = 1;
@@ -46,6 +48,8 @@ struct ClientSocketMaps {
     copies: HashMap<MapData, u64, ConnectRecord>,
     /// UDP sockets by their cookies.
     udp_sockets: HashMap<MapData, u64, UdpSocket>,
+    /// Words of the map `CONTROL`.
+    control: SharedWords,
 }
 
 impl ClientSocketRecords {
@@ -81,6 +85,38 @@ impl ClientSocketRecords {
             }
         }
         Ok(())
+    }
+
+    /// Passes each recorded connection of TCP to `each`, those to Rouse's pods and activators too. A record that changes
+    /// meanwhile may be a mixture, or be missed.
+    pub(crate) fn for_each_connection(
+        &self,
+        mut each: impl FnMut(RecordedConnection),
+    ) -> Result<(), KernelMapError> {
+        for set in self.all() {
+            let rows = (0..set.row_count).map(|index| set.row(index));
+            rows.filter_map(|row| RecordedConnection::of_record(&row)).for_each(&mut each);
+            for entry in set.copies.iter() {
+                let (_, record) = entry.map_err(|e| read_error(maps::OVERFLOW_COPIES, e))?;
+                RecordedConnection::of_record(&record).into_iter().for_each(&mut each);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of redirected connects of TCP of which no record can be read, for want of memory. It only
+    /// grows, while the maps stay the same.
+    pub(crate) fn unlisted_connects(&self) -> u64 {
+        self.own.control.words()[abi::CONTROL_UNLISTED as usize].load(Acquire)
+    }
+
+    /// Returns true if pins of another version are on the node, whose records cannot be read, or if that is not known.
+    pub(crate) fn has_other_versions(&self) -> bool {
+        let Some(Ok(mut entries)) = self.pins.parent().map(fs::read_dir) else { return true };
+        entries.any(|entry| match entry {
+            Ok(entry) => is_of_other_version(&entry.path(), &self.pins),
+            Err(_unread) => true,
+        })
     }
 
     /// Returns those of the frontends `wanted` that the rows of TCP sockets name. A row keeps the record of its last
@@ -143,6 +179,7 @@ impl ClientSocketMaps {
             row_count,
             copies: open_hash_map(pins, maps::OVERFLOW_COPIES)?,
             udp_sockets: open_hash_map(pins, maps::UDP_SOCKETS)?,
+            control: map_words(pins, maps::CONTROL, abi::CONTROL_WORDS as usize)?,
         })
     }
 
@@ -242,11 +279,20 @@ impl UdpSocketCopy {
 
 /// Returns true if two folders of pins are of the same version. Their names are `v7`, or `v7-` and the sizes of maps.
 fn has_same_version(one: &Path, other: &Path) -> bool {
-    let version = |pins: &Path| {
-        let name = pins.file_name()?.to_str()?;
-        Some(name.split_once('-').map_or(name, |(version, _)| version).to_owned())
-    };
-    version(one).is_some_and(|it| version(other) == Some(it))
+    version_name(one).is_some_and(|it| version_name(other) == Some(it))
+}
+
+/// Returns true if a folder has the name of pins, and of those of another version than `own`.
+fn is_of_other_version(folder: &Path, own: &Path) -> bool {
+    let number = version_name(folder).and_then(|name| name.strip_prefix('v'));
+    let is_version = number.is_some_and(|number| number.parse::<u32>().is_ok());
+    is_version && !has_same_version(folder, own)
+}
+
+/// Returns the part of a folder's name that names the version of its pins.
+fn version_name(pins: &Path) -> Option<&str> {
+    let name = pins.file_name()?.to_str()?;
+    Some(name.split_once('-').map_or(name, |(version, _)| version))
 }
 
 fn find_in<V: aya::Pod + PartialEq>(
@@ -287,5 +333,13 @@ mod tests {
         let is_same = |name: &str| has_same_version(Path::new(name), Path::new("/b/v7"));
         assert!(["/b/v7-300-300", "/b/v7-outlived-1", "/b/v7"].into_iter().all(is_same));
         assert!(["/b/v6", "/b/v70", "/b/v8-300-300", "/"].into_iter().all(|it| !is_same(it)));
+    }
+
+    #[test]
+    fn folders_of_another_version_are_known_by_their_names_and_others_are_none() {
+        let is_other = |name: &str| is_of_other_version(Path::new(name), Path::new("/b/v7-300"));
+        assert!(["/b/v6", "/b/v70", "/b/v8-300", "/b/v6-outlived-1"].into_iter().all(is_other));
+        let others = ["/b/v7", "/b/v7-outlived-1", "/b/links", "/b/v", "/b/vx-1", "/b/7", "/"];
+        assert!(others.into_iter().all(|it| !is_other(it)));
     }
 }

@@ -13,7 +13,12 @@ const PROBE_TIME: Duration = Duration::from_secs(3);
 const NO_ACTION: [StandbyAction; 0] = [];
 
 fn order() -> StandbyOrder {
-    StandbyOrder { quiet_time: QUIET_TIME, probe_time: PROBE_TIME, reclaims_memory: false }
+    StandbyOrder {
+        quiet_time: QUIET_TIME,
+        probe_time: PROBE_TIME,
+        reclaims_memory: false,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
+    }
 }
 
 /// Returns the usage of a ready pod that nothing has used for a long time.

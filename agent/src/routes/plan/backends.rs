@@ -71,6 +71,11 @@ impl UsedBackends {
         self.uses.contains_key(backend)
     }
 
+    /// Returns the number of a backend; `None`: no list names it.
+    pub(super) fn number(&self, backend: &BackendTarget) -> Option<u32> {
+        self.uses.get(backend).map(|it| it.id)
+    }
+
     /// Returns the backend with this number.
     pub(super) fn get(&self, id: u32) -> Option<&BackendTarget> {
         self.by_id.get(&id)

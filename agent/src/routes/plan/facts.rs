@@ -17,7 +17,10 @@ use super::{
     BackendList, BackendListKey, RoutePlanner, UnfitService, cluster_services::facts::TriggerFate,
     pool::MapShare, service_number::ServiceNumber,
 };
-use crate::service_facts::{FrontendFacts, FrontendMode, NodeFacts, ServiceSource, protocol_name};
+use crate::{
+    kernel::map_op::BackendTarget,
+    service_facts::{FrontendFacts, FrontendMode, NodeFacts, ServiceSource, protocol_name},
+};
 
 /// Position in the order of all services, by source and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +70,16 @@ impl RoutePlanner {
         let keys = [abi::ACTIVATORS_V4, abi::ACTIVATORS_V6].map(BackendListKey::Activators);
         let lists = keys.into_iter().filter_map(|key| self.lists.get(&key));
         lists.flat_map(|list| list.backends.iter().copied())
+    }
+
+    /// Returns the number of the backend at this address of a pod of another node; `None`: no list names it.
+    pub(crate) fn remote_pod_backend(&self, at: SocketAddr) -> Option<u32> {
+        self.backends.number(&BackendTarget::of_pod(at, None))
+    }
+
+    /// Returns the address of the pod that is the backend with this number; `None`: it is an activator, or unused.
+    pub(crate) fn backend_pod_address(&self, backend: u32) -> Option<SocketAddr> {
+        self.backends.get(backend)?.pod_address()
     }
 
     /// Returns state and mode of the agent, on which all services depend.

@@ -146,6 +146,8 @@ impl Pods for FakeController {
             | PodReportItem::AwaitedServicesAnnounced
             | PodReportItem::RoutedService(_)
             | PodReportItem::RoutedServiceRemoved(_)
+            | PodReportItem::PassedOver(_)
+            | PodReportItem::PassedOverRemoved(_)
             | PodReportItem::Synced => {}
         })
         .await

@@ -14,6 +14,13 @@ impl TryFrom<raw::PodItem> for PodReportItem {
             // Routed services share the message of draining pods: a new kind would be refused by earlier releases. The
             // order of these arms matters, since `*` parses as no name.
             What::Avoided(message) if message.names_awaited => Self::AwaitedServicesAnnounced,
+            What::Avoided(message) if !message.passed_over.is_empty() => {
+                if message.ended {
+                    Self::PassedOverRemoved(message.passed_over)
+                } else {
+                    Self::PassedOver(message.passed_over)
+                }
+            }
             What::Avoided(message) if message.routed == ALL_ROUTED_SERVICES => {
                 Self::RoutedServicesAnnounced
             }
@@ -57,6 +64,8 @@ impl From<PodReportItem> for raw::PodItem {
             PodReportItem::RoutedServiceRemoved(name) => {
                 What::Avoided(raw_routed_service(name.to_string(), true))
             }
+            PodReportItem::PassedOver(uid) => What::Avoided(raw_passed_over(uid, false)),
+            PodReportItem::PassedOverRemoved(uid) => What::Avoided(raw_passed_over(uid, true)),
             PodReportItem::Synced => What::Synced(raw::Empty {}),
         };
         Self { what: Some(what) }
@@ -66,13 +75,19 @@ impl From<PodReportItem> for raw::PodItem {
 /// Value in the place of a service's name: the sender will name all of its services.
 const ALL_ROUTED_SERVICES: &str = "*";
 
+/// Value in the place of a pod's uid. Earlier releases refuse an item without one, and ignore one that they do not know.
+const NO_UID: &str = "-";
+
 fn raw_drain_ack(uid: String, ended: bool) -> raw::Avoided {
     raw::Avoided { uid, ended, ..raw::Avoided::default() }
 }
 
 fn raw_routed_service(routed: String, ended: bool) -> raw::Avoided {
-    // Earlier releases refuse an item without a uid; they ignore a uid that they do not know.
-    raw::Avoided { uid: "-".into(), ended, routed, names_awaited: false }
+    raw::Avoided { uid: NO_UID.into(), ended, routed, ..raw::Avoided::default() }
+}
+
+fn raw_passed_over(passed_over: String, ended: bool) -> raw::Avoided {
+    raw::Avoided { uid: NO_UID.into(), ended, passed_over, ..raw::Avoided::default() }
 }
 
 impl TryFrom<raw::PodSeen> for PodObservation {

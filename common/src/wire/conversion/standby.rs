@@ -9,6 +9,8 @@ impl TryFrom<raw::StandbyOrder> for StandbyOrder {
             quiet_time: require_some_time("standby.quiet_ms", message.quiet_ms)?,
             probe_time: require_some_time("standby.probe_ms", message.probe_ms)?,
             reclaims_memory: message.reclaims_memory,
+            agent_timeout: parse_optional_ms(message.agent_timeout_ms)
+                .unwrap_or(StandbyOrder::DEFAULT_AGENT_TIMEOUT),
         })
     }
 }
@@ -25,6 +27,7 @@ impl From<StandbyOrder> for raw::StandbyOrder {
             quiet_ms: to_ms(value.quiet_time).max(1),
             probe_ms: to_ms(value.probe_time).max(1),
             reclaims_memory: value.reclaims_memory,
+            agent_timeout_ms: to_ms(value.agent_timeout).max(1),
         }
     }
 }

@@ -88,10 +88,16 @@ fn an_order_without_a_time_is_refused() {
 #[test]
 fn a_time_below_a_millisecond_is_sent_as_one() {
     let short = Duration::from_micros(300);
-    let order = StandbyOrder { quiet_time: short, probe_time: short, ..standby_order() };
+    let order = StandbyOrder {
+        quiet_time: short,
+        probe_time: short,
+        agent_timeout: short,
+        ..standby_order()
+    };
     let received = send(pod(RoutingPhase::Ready, Some(order))).expect("valid").standby;
     let ms = Duration::from_millis(1);
-    assert_eq!(received.map(|it| (it.quiet_time, it.probe_time)), Some((ms, ms)));
+    let times = received.map(|it| [it.quiet_time, it.probe_time, it.agent_timeout]);
+    assert_eq!(times, Some([ms; 3]));
 }
 
 /// An agent of an earlier release lets the pod run, and activators and agents of one route to it as to any ready pod.
@@ -105,6 +111,15 @@ fn earlier_releases_take_a_pod_with_an_order_for_a_running_one() {
     let sent = raw::PodSeen::from(observation(Some(report))).encode_to_vec();
     let earlier = EarlierPodSeen::decode(sent.as_slice()).expect("a message");
     assert_eq!(earlier, EarlierPodSeen { uid: "uid".into(), ready: true, in_flight: 0 });
+}
+
+/// A release whose orders have no timeout of the agent had the default in the controller alone.
+#[test]
+fn an_order_of_an_earlier_release_has_the_default_timeout_of_the_agent() {
+    let agent_timeout = Duration::from_secs(7);
+    let sent = raw::StandbyOrder::from(StandbyOrder { agent_timeout, ..standby_order() });
+    let earlier = raw::StandbyOrder { agent_timeout_ms: 0, ..sent };
+    assert_eq!(StandbyOrder::try_from(earlier), Ok(standby_order()));
 }
 
 #[test]
@@ -150,8 +165,9 @@ proptest! {
     #[test]
     fn each_order_arrives_as_it_was_sent(
         quiet_time in whole_ms(), probe_time in whole_ms(), reclaims_memory in any::<bool>(),
+        agent_timeout in whole_ms(),
     ) {
-        let order = StandbyOrder { quiet_time, probe_time, reclaims_memory };
+        let order = StandbyOrder { quiet_time, probe_time, reclaims_memory, agent_timeout };
         let sent = pod(RoutingPhase::Ready, Some(order));
         prop_assert_eq!(send(sent.clone()), Ok(sent));
     }

@@ -59,6 +59,10 @@ pub enum ControllerEvent {
     /// The activator no longer routes requests for this service to any Revision, or the service awaits no agents in the
     /// agent's table.
     ServiceNoLongerRouted { reporter: ComponentReplica, stream: u64, service: NamespacedName },
+    /// The activator sends no new requests to this pod with a standby order: nothing shows that the pod was thawed.
+    PodPassedOver { reporter: ComponentReplica, stream: u64, pod_uid: String },
+    /// The activator sends requests to the pod again.
+    PodUsedAgain { reporter: ComponentReplica, stream: u64, pod_uid: String },
     /// The reporter's stream has named every pod.
     ReportStreamSynced { reporter: ComponentReplica, stream: u64 },
     /// The reporter's stream of this number has ended.

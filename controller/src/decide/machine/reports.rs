@@ -1,4 +1,5 @@
-//! Pure: reports of agents and activators: states of pods, drain acknowledgements, and services that activators route.
+//! Pure: reports of agents and activators: states of pods, drain acknowledgements, services that activators route, and
+//! frozen pods that they pass over.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
@@ -13,7 +14,7 @@ use crate::{
             AppState, ClusterState, ConditionType, ObservedPods, PlatformKind, PodStage,
             RevisionPod, UnixMillis,
         },
-        reporters,
+        reporters::{self, ReporterStates},
     },
 };
 
@@ -114,7 +115,7 @@ impl ControllerStateMachine {
         stream: u64,
         now: UnixMillis,
     ) {
-        self.cluster.pods.reporters.handle_synced(&reporter_id(reporter), stream);
+        self.update_reporters(now, |all| all.handle_synced(&reporter_id(reporter), stream));
         let forgotten = self.newest_forgotten_stream;
         let record = record_of_stream(&mut self.pods_by_reporter, forgotten, reporter, stream);
         let Some(record) = record else { return };
@@ -141,7 +142,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let was_lost = self.cluster.is_node_lost(&reporter.node);
-        self.cluster.pods.reporters.end_stream(&reporter_id(reporter), stream);
+        self.update_reporters(now, |all| all.end_stream(&reporter_id(reporter), stream));
         self.forget_lost_record(&reporter_id(reporter));
         self.handle_node_change(&reporter.node, was_lost, now);
         self.handle_agent_stream(reporter, now);
@@ -199,6 +200,39 @@ impl ControllerStateMachine {
             self.newest_forgotten_stream = self.newest_forgotten_stream.max(record.stream);
             self.pods_by_reporter.remove(reporter_id);
         }
+    }
+
+    /// Changes the reports of agents and activators, and plans the apps of the pods that are passed over since then, or no
+    /// longer.
+    fn update_reporters(&mut self, now: UnixMillis, change: impl FnOnce(&mut ReporterStates)) {
+        let reporters = &mut self.cluster.pods.reporters;
+        let before = reporters.passed_over_pods();
+        change(reporters);
+        let after = reporters.passed_over_pods();
+        let changed = before.symmetric_difference(&after);
+        let apps = changed.filter_map(|uid| self.pod_index.apps.get(uid).cloned());
+        let apps: BTreeSet<NamespacedName> = apps.collect();
+        apps.iter().for_each(|app| self.reconcile_app(app, now));
+    }
+
+    pub(super) fn handle_pod_passed_over(
+        &mut self,
+        reporter: &ComponentReplica,
+        stream: u64,
+        uid: &str,
+        now: UnixMillis,
+    ) {
+        self.update_reporters(now, |all| all.pass_over(&reporter_id(reporter), stream, uid));
+    }
+
+    pub(super) fn handle_pod_used_again(
+        &mut self,
+        reporter: &ComponentReplica,
+        stream: u64,
+        uid: &str,
+        now: UnixMillis,
+    ) {
+        self.update_reporters(now, |all| all.use_again(&reporter_id(reporter), stream, uid));
     }
 
     pub(super) fn handle_drain_ack(

@@ -67,8 +67,8 @@ fn counts_as_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> boo
     }
 }
 
-/// Returns true if a pod may be frozen and its agent has had no stream of reports for `standby-agent-timeout`. No other
-/// component would thaw the pod, so no request may be sent there.
+/// Returns true if a pod may be frozen, and its agent has had no stream of reports for `standby-agent-timeout` or an
+/// activator passes the pod over. No other component would thaw the pod, so no request may be sent there.
 fn is_unreachable(
     pod: &RevisionPod,
     context: &RevisionPlanContext<'_>,
@@ -78,7 +78,14 @@ fn is_unreachable(
     // After its order is withdrawn, a pod is frozen until its agent has acted on that and reports no standby.
     let may_be_frozen =
         pod.has_standby_order() || report.is_some_and(|report| report.standby.is_some());
-    if !may_be_frozen || is_agent_reporting(pod, context) {
+    if !may_be_frozen {
+        return false;
+    }
+    // An agent that hangs keeps its streams open.
+    if context.cluster.pods.reporters.is_passed_over(&pod.uid) {
+        return true;
+    }
+    if is_agent_reporting(pod, context) {
         return false;
     }
     let silent_agents = &context.cluster.pods.silent_agents;

@@ -115,7 +115,7 @@ fn pinned_map(fixture: &AgentFixture, name: &str) -> MapData {
 /// Returns the copies that are of a connect to an endpoint.
 fn led_copies(copies: &HashMap<MapData, u64, abi::ConnectRecord>) -> Vec<abi::ConnectRecord> {
     let records = copies.iter().map(|entry| entry.expect("readable").1);
-    records.filter(|record| record.netns_cookie != 0).collect()
+    records.filter(|record| record.namespace().is_some() && !record.is_routed()).collect()
 }
 
 /// A record in socket storage is one that user space cannot list.

@@ -15,6 +15,7 @@ const SHORT_ORDER: StandbyOrder = StandbyOrder {
     quiet_time: Duration::from_secs(3),
     probe_time: Duration::from_secs(2),
     reclaims_memory: false,
+    agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
 };
 
 /// Longest time that matters to the machine. Longer ones are the same state.

@@ -90,6 +90,11 @@ impl PlannerTable {
         services.flat_map(|number| self.services.get(number).own_frontends()).collect()
     }
 
+    /// Returns true if activators can take all connects that may go directly to a pod.
+    pub(crate) fn has_activators_for_pod(&self, uid: &str) -> bool {
+        self.frontends_of_pod(uid).iter().all(|key| self.has_activator_for(key))
+    }
+
     /// Returns true if an activator can take the connects to a frontend. IPv4 clients reach IPv4 activators only.
     pub(crate) fn has_activator_for(&self, key: &FrontendKey) -> bool {
         let is_ipv6 = is_ipv6_frontend(key);
@@ -197,9 +202,10 @@ impl PlannerTable {
         match pod.phase {
             RoutingPhase::Starting => Some("is not ready"),
             RoutingPhase::Draining => Some("is draining"),
-            RoutingPhase::Ready if self.excluded_pods.contains(uid) => {
-                Some("is excluded: no connect from this node reached it, or it is about to stop")
-            }
+            RoutingPhase::Ready if self.excluded_pods.contains(uid) => Some(
+                "is excluded: no connect from this node reached it, it was not thawed for one, or it is \
+                     about to stop",
+            ),
             RoutingPhase::Ready if !is_fitting => Some("has no address of the client's family"),
             RoutingPhase::Ready => None,
         }

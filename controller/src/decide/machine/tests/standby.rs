@@ -179,6 +179,7 @@ fn an_order_has_the_times_and_the_memory_setting_of_its_revision() {
         quiet_time: Duration::from_secs(45),
         probe_time: Duration::from_secs(7),
         reclaims_memory: true,
+        agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
     };
     assert_eq!(entry(&sim, &uid).standby, Some(order));
 }
@@ -237,6 +238,67 @@ fn a_request_waits_for_another_pod_once_the_agent_of_a_frozen_one_is_silent() {
     begin_stream(&mut sim, 2);
     let old = entry(&sim, &uids[0]);
     assert_eq!((old.phase, old.standby), (Draining, None), "one pod carries the load");
+}
+
+fn activator() -> ComponentReplica {
+    ComponentReplica { role: ClientComponent::Activator, name: "a".into(), node: "rouse".into() }
+}
+
+/// An agent that hangs keeps its stream open, and thaws nothing.
+#[test]
+fn a_frozen_pod_that_an_activator_passes_over_is_not_ready_until_that_ends() {
+    let (mut sim, uids) = frozen_service(ONE);
+    let pass_over = || ControllerEvent::PodPassedOver {
+        reporter: activator(),
+        stream: 2,
+        pod_uid: uids[0].clone(),
+    };
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: activator(), stream: 2 });
+    let ends = [
+        ControllerEvent::PodUsedAgain {
+            reporter: activator(),
+            stream: 2,
+            pod_uid: uids[0].clone(),
+        },
+        // Its next stream does not name the pod.
+        ControllerEvent::ReportStreamBegin { reporter: activator(), stream: 3 },
+    ];
+    for end in ends {
+        sim.step(pass_over());
+        assert_eq!(standby_phases(&sim), [(Starting, true)]);
+        assert_eq!(sim.pods.len(), 1, "without a request nothing starts");
+        sim.step(end);
+        sim.step(ControllerEvent::ReportStreamSynced { reporter: activator(), stream: 3 });
+        assert_eq!(standby_phases(&sim), [(Ready, true)]);
+    }
+}
+
+#[test]
+fn a_request_waits_for_another_pod_while_an_activator_passes_over_the_frozen_one() {
+    let (mut sim, uids) = frozen_service(ONE);
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: activator(), stream: 2 });
+    let pod_uid = uids[0].clone();
+    sim.step(ControllerEvent::PodPassedOver { reporter: activator(), stream: 2, pod_uid });
+    sim.decide(1);
+    assert_eq!(sim.pods.len(), 2);
+    let frozen = entry(&sim, &uids[0]);
+    assert_eq!((frozen.phase, frozen.standby.is_some()), (Starting, true));
+    // The activator is gone, and with it all that it has stated.
+    sim.step(ControllerEvent::ReportStreamEnd { reporter: activator(), stream: 2 });
+    assert_eq!(entry(&sim, &uids[0]).phase, Ready);
+}
+
+/// A running pod has no order, and a connection to it may be silent for any time.
+#[test]
+fn a_running_pod_is_ready_whatever_activators_state_of_it() {
+    let mut sim = service(ONE);
+    sim.decide(1);
+    let uid = sim.pod_uids().remove(0);
+    report(&mut sim, &uid, 1, None);
+    sim.step(ControllerEvent::ReportStreamBegin { reporter: activator(), stream: 2 });
+    let pod_uid = uid.clone();
+    sim.step(ControllerEvent::PodPassedOver { reporter: activator(), stream: 2, pod_uid });
+    assert_eq!(standby_phases(&sim), [(Ready, false)]);
 }
 
 /// Each upgrade of the agents would otherwise show every service that sleeps as one that does not start.

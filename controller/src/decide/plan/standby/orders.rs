@@ -95,6 +95,7 @@ pub(in crate::decide::plan) fn pod_order(
         quiet_time: policy.stable_window + policy.scale_to_zero_retention_period,
         probe_time: longest_probe_timeout(&template.raw.spec.pod),
         reclaims_memory: template.standby.reclaims_memory,
+        agent_timeout: context.cluster.settings.scale_policy.standby.agent_timeout,
     })
 }
 

@@ -1,6 +1,8 @@
 //! Pods that stand by on Kubernetes: what is written, and what other replicas and later leaders make of it.
 
-use common::wire::StandbyReport;
+use std::time::Duration;
+
+use common::wire::{StandbyOrder, StandbyReport};
 
 use super::*;
 
@@ -273,6 +275,19 @@ fn a_namespace_and_the_installation_have_defaults_of_standby() {
     api_server.apply_as_user(ResourceKind::KnativeService, "own", json!({"template": own}));
     let deployment = api_server.object(ResourceKind::Deployment, "own-00001-deployment");
     assert_eq!(deployment["spec"]["replicas"], 0, "the template counts first");
+}
+
+/// Clients' nodes and activators pass a pod over by the timeout of its order.
+#[test]
+fn the_order_of_a_frozen_pod_follows_the_timeout_of_the_installation() {
+    let (mut api_server, _, uid) = frozen_service();
+    let timeout = |api_server: &FakeApiServer| {
+        api_server.table().pods[&uid].standby.map(|order| order.agent_timeout)
+    };
+    assert_eq!(timeout(&api_server), Some(StandbyOrder::DEFAULT_AGENT_TIMEOUT));
+    let one_second = json!({"standby-agent-timeout": "1s"});
+    api_server.set_config_map("config-autoscaler", one_second);
+    assert_eq!(timeout(&api_server), Some(Duration::from_secs(1)));
 }
 
 /// Kubernetes replaces a pod that a user has deleted.
