@@ -38,9 +38,6 @@ use crate::{
     workspace::CargoWorkspace,
 };
 
-/// Largest number of lanes that run at the same time.
-const LANES_AT_ONCE: usize = 2;
-
 /// Arguments of the command `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
@@ -139,13 +136,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
     let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
-    let (lane_end, any_end) = mpsc::channel();
-    let mut any_end = Some(any_end);
+    let (ends, mut starts): (Vec<_>, Vec<_>) = lanes
+        .iter()
+        .skip(1)
+        .filter(|_| lanes[0] == TestTier::Kernel)
+        .map(|_| mpsc::channel())
+        .unzip();
+    let mut first_end = Some(LaneEnd(ends));
     for &tier in &lanes {
-        let end = LaneEnd(lane_end.clone());
-        // Three of these tiers at once use so much processor time that waits of tests end without what they wait for. So
-        // the last one, `local`, begins at the end of the first.
-        let before = any_end.take_if(|_| running_lanes.len() == LANES_AT_ONCE);
+        let end = first_end.take();
+        // Only the first lane has an end that others wait for.
+        let before = end.is_none().then(|| starts.pop()).flatten();
         match start_lane(tier, before, end, args, &builder) {
             Ok(lane) => running_lanes.push(lane),
             // An error here would leave the lanes that run already, with their clusters, behind this process.
@@ -171,14 +172,14 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     print_results(&rows)
 }
 
-/// Returns the tiers that run in processes of their own, beside the others: their tests run one after the other and
-/// often wait, so that one of these tiers alone would leave a processor idle.
+/// Returns the tiers that run in processes of their own, beside the others, in the order in which they begin.
 fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The longest begins first: the programs of the next ones are built meanwhile.
-    let lanes = [TestTier::Cluster, TestTier::Kernel, TestTier::Local];
+    // The kernel tier goes first, beside the builds, and the other lanes follow at its end. Its tests run one at a time, and
+    // wait for the kernel after each step: beside clusters, a test takes ten times as long, and tests with timeouts fail.
+    let lanes = [TestTier::Kernel, TestTier::Cluster, TestTier::Local];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
 
@@ -198,7 +199,7 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 fn start_lane(
     tier: TestTier,
     before: Option<Receiver<()>>,
-    end: LaneEnd,
+    end: Option<LaneEnd>,
     args: &TestArgs,
     builder: &TestBuilder,
 ) -> Result<TierLane> {

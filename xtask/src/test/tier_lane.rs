@@ -33,14 +33,16 @@ struct FinishedTier {
     seconds: f64,
 }
 
-/// Sends a message once it is dropped: at the end of a lane, however it ends.
+/// Sends a message to each lane that waits once it is dropped: at the end of a lane, however it ends.
 #[derive(Debug)]
-pub(super) struct LaneEnd(pub(super) Sender<()>);
+pub(super) struct LaneEnd(pub(super) Vec<Sender<()>>);
 
 impl Drop for LaneEnd {
     fn drop(&mut self) {
-        // A failed send means that no lane waits.
-        let _ = self.0.send(());
+        for waiting in &self.0 {
+            // A failed send means that the lane has given up.
+            let _ = waiting.send(());
+        }
     }
 }
 
@@ -50,7 +52,7 @@ impl TierLane {
     pub(super) fn start(
         tier: TestTier,
         before: Option<Receiver<()>>,
-        end: LaneEnd,
+        end: Option<LaneEnd>,
         args: &TestArgs,
         workspace: &CargoWorkspace,
         built: &[TestProgram],
