@@ -16,7 +16,7 @@ use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
     process::Command,
-    sync::mpsc::{self, Receiver},
+    sync::{Arc, mpsc::Receiver},
     time::Instant,
 };
 
@@ -29,7 +29,7 @@ use self::{
     image_prebuild::ImagePrebuild,
     lane_cgroup::SourceLane,
     results::{TierOutcome, TierRow, print_results},
-    tier_lane::{LaneEnd, TierLane},
+    tier_lane::{LaneEnd, TierLane, WaitingLanes},
 };
 use crate::{
     build_ebpf, image, servers,
@@ -136,23 +136,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
     let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
-    let (ends, mut starts): (Vec<_>, Vec<_>) = lanes
-        .iter()
-        .skip(1)
-        .filter(|_| lanes[0] == TestTier::Kernel)
-        .map(|_| mpsc::channel())
-        .unzip();
-    let mut first_end = Some(LaneEnd(ends));
-    for &tier in &lanes {
-        let end = first_end.take();
-        // Only the first lane has an end that others wait for.
-        let before = end.is_none().then(|| starts.pop()).flatten();
-        match start_lane(tier, before, end, args, &builder) {
+    let waiting_lanes = Arc::new(WaitingLanes::default());
+    for (position, &tier) in lanes.iter().enumerate() {
+        // Beside the tiers of this process, one lane runs from the begin.
+        let start = (position > 0).then(|| waiting_lanes.add());
+        match start_lane(tier, start, LaneEnd(Arc::clone(&waiting_lanes)), args, &builder) {
             Ok(lane) => running_lanes.push(lane),
             // An error here would leave the lanes that run already, with their clusters, behind this process.
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
     }
+    let source_end = LaneEnd(waiting_lanes);
     // From here on: what was built before had the machine to itself.
     let source_lane = (!running_lanes.is_empty()).then(SourceLane::enter).transpose();
     let _source_lane = source_lane.unwrap_or_else(|error| {
@@ -166,6 +160,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
+    drop(source_end);
     rows.extend(running_lanes.into_iter().map(TierLane::finish));
     prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
@@ -177,8 +172,8 @@ fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The kernel tier goes first, beside the builds, and the other lanes follow at its end. Its tests run one at a time, and
-    // wait for the kernel after each step: beside clusters, a test takes ten times as long, and tests with timeouts fail.
+    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each step:
+    // beside two clusters, a test takes ten times as long, and tests with timeouts fail.
     let lanes = [TestTier::Kernel, TestTier::Cluster, TestTier::Local];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
@@ -195,18 +190,18 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 /// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
 ///
-/// The tier starts once `before` has a message. `end` is dropped at its end.
+/// The tier starts once `start` has a message. `end` is dropped at its end.
 fn start_lane(
     tier: TestTier,
-    before: Option<Receiver<()>>,
-    end: Option<LaneEnd>,
+    start: Option<Receiver<()>>,
+    end: LaneEnd,
     args: &TestArgs,
     builder: &TestBuilder,
 ) -> Result<TierLane> {
     let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
-    TierLane::start(tier, before, end, args, &builder.workspace, &built)
+    TierLane::start(tier, start, end, args, &builder.workspace, &built)
 }
 
 /// Creates the builder of the test programs of all tiers.
