@@ -173,8 +173,9 @@ fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
         return Vec::new();
     }
     // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each step:
-    // beside two clusters, a test takes ten times as long, and tests with timeouts fail.
-    let lanes = [TestTier::Kernel, TestTier::Cluster, TestTier::Local];
+    // beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last, since they
+    // use all processors.
+    let lanes = [TestTier::Kernel, TestTier::Local, TestTier::Cluster];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
 
