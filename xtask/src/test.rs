@@ -147,7 +147,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         }
     }
     let source_end = LaneEnd(waiting_lanes);
-    // From here on: what was built before had the machine to itself.
+    // Not earlier: the lanes wait for the builds until here.
     let source_lane = (!running_lanes.is_empty()).then(SourceLane::enter).transpose();
     let _source_lane = source_lane.unwrap_or_else(|error| {
         println!("{error:#}");

@@ -14,7 +14,8 @@ use anyhow::{Context as _, Result};
 use super::TestTier;
 use crate::cluster::cgroups;
 
-/// Processor weight of a lane, in percent of the default. The kernel tier goes first: other lanes wait for its end.
+/// Processor weight of a lane, in percent of the default. Tests of the kernel tier run one at a time and mostly wait: their
+/// lane ends last of those beside the builds, and needs little.
 fn weight_percent(tier: Option<TestTier>) -> u32 {
     if tier == Some(TestTier::Kernel) { 200 } else { 100 }
 }
