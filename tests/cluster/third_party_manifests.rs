@@ -224,6 +224,10 @@ fn a_revision_answers_by_its_own_service_awake_and_asleep() {
         leads_to("the activators", SYSTEM_NAMESPACE, "app=activator");
         let pod = send_request();
         assert!(pod.starts_with(revision), "{pod}");
+        // On a busy machine, the pod would sleep again before its slices are read.
+        let args = ["--stages", "1x300s", "--path", "/?sleep=20"];
+        let address = rouse.service_address(namespace, "named");
+        let _awake = rouse.client_on("node1").start_load(&address, "named", &args);
         leads_to("the pod", namespace, &of_revision);
     }
 }

@@ -17,7 +17,7 @@ use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
     process::Command,
-    sync::mpsc::{self, Receiver},
+    sync::{Arc, mpsc::Receiver},
     time::Instant,
 };
 
@@ -30,7 +30,7 @@ use self::{
     image_prebuild::ImagePrebuild,
     lane_cgroup::SourceLane,
     results::{TierOutcome, TierRow, print_results},
-    tier_lane::{LaneEnd, TierLane},
+    tier_lane::{LaneEnd, TierLane, WaitingLanes},
 };
 use crate::{
     build_ebpf, image, servers,
@@ -38,9 +38,6 @@ use crate::{
     sh,
     workspace::CargoWorkspace,
 };
-
-/// Largest number of lanes that run at the same time.
-const LANES_AT_ONCE: usize = 2;
 
 /// Arguments of the command `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -157,20 +154,18 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
     let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
-    let (lane_end, any_end) = mpsc::channel();
-    let mut any_end = Some(any_end);
-    for &tier in &lanes {
-        let end = LaneEnd(lane_end.clone());
-        // Three of these tiers at once use so much processor time that waits of tests end without what they wait for. So
-        // the last one, `local`, begins at the end of the first.
-        let before = any_end.take_if(|_| running_lanes.len() == LANES_AT_ONCE);
-        match start_lane(tier, before, end, args, &builder) {
+    let waiting_lanes = Arc::new(WaitingLanes::default());
+    for (position, &tier) in lanes.iter().enumerate() {
+        // Beside the tiers of this process, one lane runs from the begin.
+        let start = (position > 0).then(|| waiting_lanes.add());
+        match start_lane(tier, start, LaneEnd(Arc::clone(&waiting_lanes)), args, &builder) {
             Ok(lane) => running_lanes.push(lane),
             // An error here would leave the lanes that run already, with their clusters, behind this process.
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
     }
-    // From here on: what was built before had the machine to itself.
+    let source_end = LaneEnd(waiting_lanes);
+    // Not earlier: the lanes wait for the builds until here.
     let source_lane = (!running_lanes.is_empty()).then(SourceLane::enter).transpose();
     let _source_lane = source_lane.unwrap_or_else(|error| {
         println!("{error:#}");
@@ -183,20 +178,22 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
+    drop(source_end);
     rows.extend(running_lanes.into_iter().map(TierLane::finish));
     prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
     print_results(&rows)
 }
 
-/// Returns the tiers that run in processes of their own, beside the others: their tests run one after the other and
-/// often wait, so that one of these tiers alone would leave a processor idle.
+/// Returns the tiers that run in processes of their own, beside the others, in the order in which they begin.
 fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The longest begins first: the programs of the next ones are built meanwhile.
-    let lanes = [TestTier::Cluster, TestTier::Kernel, TestTier::Local];
+    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each step:
+    // beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last, since they
+    // use all processors.
+    let lanes = [TestTier::Kernel, TestTier::Local, TestTier::Cluster];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
 
@@ -212,10 +209,10 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 /// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
 ///
-/// The tier starts once `before` has a message. `end` is dropped at its end.
+/// The tier starts once `start` has a message. `end` is dropped at its end.
 fn start_lane(
     tier: TestTier,
-    before: Option<Receiver<()>>,
+    start: Option<Receiver<()>>,
     end: LaneEnd,
     args: &TestArgs,
     builder: &TestBuilder,
@@ -223,7 +220,7 @@ fn start_lane(
     let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
-    TierLane::start(tier, before, end, args, &builder.workspace, &built)
+    TierLane::start(tier, start, end, args, &builder.workspace, &built)
 }
 
 /// Creates the builder of the test programs of all tiers.

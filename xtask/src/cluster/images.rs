@@ -149,7 +149,9 @@ fn pack_archive(layout: &Path, name: &str, destination: &Path) -> Result<(PathBu
     manifest["annotations"]["io.containerd.image.name"] = name.into();
     let short = layout.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let file = destination.join(format!("{short}.tar"));
-    let mut tar = tar::Builder::new(fs::File::create(&file)?);
+    // Another cluster may be reading the present file, and must find the whole of it or of the next one.
+    let unfinished = destination.join(format!("{short}.tar.new"));
+    let mut tar = tar::Builder::new(fs::File::create(&unfinished)?);
     tar.append_dir_all("blobs", layout.join("blobs"))?;
     tar.append_path_with_name(layout.join("oci-layout"), "oci-layout")?;
     let bytes = index.to_string().into_bytes();
@@ -158,7 +160,9 @@ fn pack_archive(layout: &Path, name: &str, destination: &Path) -> Result<(PathBu
     header.set_mode(0o644);
     header.set_cksum();
     tar.append_data(&mut header, "index.json", bytes.as_slice())?;
-    tar.finish().with_context(|| format!("cannot write {}", file.display()))?;
+    tar.finish()
+        .and_then(|()| fs::rename(&unfinished, &file))
+        .with_context(|| format!("cannot write {}", file.display()))?;
     Ok((file, digest))
 }
 
@@ -200,6 +204,8 @@ fn loaded_digests(paths: &ClusterPaths, node: u8) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]
@@ -211,6 +217,27 @@ mod tests {
         assert_eq!(parse_image_name("  image: \"x:v1\" # why"), Some("x:v1"));
         assert_eq!(parse_image_name("  # image: x:v1"), None);
         assert_eq!(parse_image_name("  imagePullPolicy: Never"), None);
+    }
+
+    #[test]
+    fn an_archive_that_is_being_read_stays_whole_while_it_is_packed_again() {
+        let folder = std::env::temp_dir().join(format!("rouse-archive-{}", std::process::id()));
+        let pack = |bytes: &[u8]| {
+            let image =
+                oci_layout::ProgramImage { name: "x:v1", program: "x", bytes, libraries: &[] };
+            let layout = folder.join("x.layout");
+            oci_layout::write(&image, &layout).expect("a layout");
+            pack_archive(&layout, "x:v1", &folder).expect("an archive")
+        };
+        let (file, first) = pack(b"first");
+        let mut reader = fs::File::open(&file).expect("an archive");
+        let whole = fs::read(&file).expect("an archive");
+        let (packed_again, second) = pack(b"second");
+        let mut read = Vec::new();
+        io::Read::read_to_end(&mut reader, &mut read).expect("it can be read");
+        assert_eq!((read, packed_again), (whole, file));
+        assert_ne!(first, second);
+        fs::remove_dir_all(folder).expect("it is there");
     }
 
     #[test]

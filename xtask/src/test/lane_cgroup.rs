@@ -14,10 +14,10 @@ use anyhow::{Context as _, Result};
 use super::TestTier;
 use crate::cluster::cgroups;
 
-/// Processor weight of a lane, in percent of the default. The lane that builds ends last if it has no more than the others.
-/// A larger weight would starve tests with timeouts.
+/// Processor weight of a lane, in percent of the default. Tests of the kernel tier run one at a time and mostly wait: their
+/// lane ends last of those beside the builds, and needs little.
 fn weight_percent(tier: Option<TestTier>) -> u32 {
-    tier.map_or(150, |_| 100)
+    if tier == Some(TestTier::Kernel) { 200 } else { 100 }
 }
 
 /// Path of a lane's cgroup below the mount. `None` is the lane of the process that builds, and runs the tiers without

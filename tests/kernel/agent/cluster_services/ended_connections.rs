@@ -118,16 +118,22 @@ fn led_copies(copies: &HashMap<MapData, u64, abi::ConnectRecord>) -> Vec<abi::Co
     records.filter(|record| record.namespace().is_some() && !record.is_routed()).collect()
 }
 
-/// A record in socket storage is one that user space cannot list.
-#[test]
-fn a_connection_whose_row_is_taken_is_ended_too() {
-    let (mut fixture, server) = start("tcprow", "labelled");
+/// Starts an agent that leads to one endpoint, and fills all rows of client sockets, so that records need copies.
+fn start_with_full_rows(test: &str) -> (AgentFixture, FakeWatchServer) {
+    let (mut fixture, server) = start(test, "labelled");
     fixture.send_to_pod("keep");
     set_node(&server);
     server.set(service(Some("true")));
     server.set(endpoint_slice(&["10.77.0.2"]));
     fixture.wait_outcome("connected");
     fill_rows(&fixture);
+    (fixture, server)
+}
+
+/// A record in socket storage is one that user space cannot list.
+#[test]
+fn a_connection_whose_row_is_taken_is_ended_too() {
+    let (fixture, server) = start_with_full_rows("tcprow");
     let copies = open_copies(&fixture);
     let mut socket = fixture.hold("request", "p", &format!("{CLUSTER_IP}:80"));
     let records = led_copies(&copies);
@@ -141,13 +147,7 @@ fn a_connection_whose_row_is_taken_is_ended_too() {
 
 #[test]
 fn a_connection_beyond_the_copies_stays_open_and_the_next_one_takes_room_that_is_free_again() {
-    let (mut fixture, server) = start("tcpcopies", "labelled");
-    fixture.send_to_pod("keep");
-    set_node(&server);
-    server.set(service(Some("true")));
-    server.set(endpoint_slice(&["10.77.0.2"]));
-    fixture.wait_outcome("connected");
-    fill_rows(&fixture);
+    let (fixture, server) = start_with_full_rows("tcpcopies");
     let mut copies = open_copies(&fixture);
     // Cookies that no socket has.
     let others = 1 << 60..(1 << 60) + u64::from(abi::OVERFLOW_COPIES_MAX);
