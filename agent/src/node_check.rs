@@ -5,7 +5,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`rules`] | pure: facts of a node → lines, each fine or with what to do |
-//! | [`facts`] | shell: facts of the machine: kernel, cgroups, capabilities, other load balancers, kube-proxy |
+//! | [`facts`] | shell: facts of the machine: kernel, cgroups, capabilities, other proxies, connection tables |
 //! | `canary` | shell: DNS and connects to a ClusterIP, from the node and from pods |
 //! | `page` | shell: the page of the admin port with the lines of a node |
 

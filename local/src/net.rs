@@ -11,14 +11,16 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags};
 use netlink_packet_route::link::InfoBridge;
 use netlink_packet_route::route::RouteType;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, setns};
 use rtnetlink::{Handle, LinkBridge, LinkUnspec, RouteMessageBuilder};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
+mod new_namespace;
 mod veth;
 
+use self::new_namespace::{create_client_namespace, create_namespace, enable_own_tables};
 use crate::addresses::PodAddress;
 use crate::layout::{
     BRIDGE_NAME, CLUSTER_IPS_V4, CLUSTER_IPS_V6, DNS_ADDRESS, GATEWAY_V4, GATEWAY_V6,
@@ -100,20 +102,6 @@ pub fn enter_namespace(fd: BorrowedFd<'_>) -> Result<(), NetError> {
         .map_err(namespace_error("enter", "by its descriptor"))
 }
 
-/// Creates a network namespace; the calling thread stays in `own_namespace`.
-fn create_namespace(own_namespace: BorrowedFd<'_>) -> Result<OwnedFd, NetError> {
-    unshare(CloneFlags::CLONE_NEWNET)
-        .map_err(io::Error::from)
-        .map_err(namespace_error("make", ""))?;
-    // As containerd does it: a process without privileges may serve on port 80. If `unshare` failed, this would set it
-    // for the machine or the node.
-    let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
-    let namespace = current_namespace();
-    // Also after an error: this thread must not stay in a namespace of its own.
-    enter_namespace(own_namespace)?;
-    namespace
-}
-
 /// Gives a namespace a name in the file system, by a bind mount.
 pub fn publish(fd: BorrowedFd<'_>, path: &Path) -> Result<(), NetError> {
     let source = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
@@ -172,16 +160,20 @@ pub fn create_node_namespaces(node: &Path, client: &Path) -> Result<(), NetError
     let own_namespace = current_namespace()?;
     thread::scope(|scope| {
         let result = scope.spawn(|| -> Result<(), NetError> {
+            let own_namespace = own_namespace.as_fd();
             if !is_published(node) {
-                let fd = create_namespace(own_namespace.as_fd())?;
+                let fd = create_namespace(own_namespace)?;
                 run_in_namespace(fd.as_fd(), set_up_node)?;
                 // Published last: a namespace with a name is complete, also after a crash half-way.
                 publish(fd.as_fd(), node)?;
             }
+            let node = open_namespace(node)?;
+            // Pods' namespaces are created from this one. An earlier version may have made it without the setting.
+            enable_own_tables(node.as_fd(), own_namespace)?;
             if !is_published(client) {
-                let fd = create_namespace(own_namespace.as_fd())?;
+                let fd = create_client_namespace(own_namespace)?;
                 let addresses = crate::layout::CLIENT_ADDRESSES;
-                run_in_namespace(open_namespace(node)?.as_fd(), async |handle| {
+                run_in_namespace(node.as_fd(), async |handle| {
                     veth::connect_namespace(&handle, "client", fd.as_fd(), addresses).await
                 })?;
                 publish(fd.as_fd(), client)?;

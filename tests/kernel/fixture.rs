@@ -480,7 +480,7 @@ pub(crate) fn run_ip(args: &[&str]) {
     assert!(output.status.success(), "`ip {}` failed: {stderr}", args.join(" "));
 }
 
-/// Creates a network namespace with a small table of connections of its own, where the kernel has such tables (6.1).
+/// Creates a network namespace with a small connection table of its own, where the kernel has such tables (6.1).
 ///
 /// Otherwise each list of its connections would walk the table of the whole machine: milliseconds, in which a test mostly
 /// waits for others.

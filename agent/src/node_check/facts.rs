@@ -1,4 +1,4 @@
-//! Shell: facts of the machine for a check: kernel, cgroups, capabilities, other load balancers, kube-proxy.
+//! Shell: facts of the machine for a check: kernel, cgroups, capabilities, other proxies, connection tables.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use nix::sys::{
     utsname::uname,
 };
 
-use super::rules::{HostFacts, KubeProxyFacts};
+use super::rules::{ConnectionTables, HostFacts, KubeProxyFacts};
 use crate::kernel::{
     cgroup_search,
     features::{self, VerifierFeatures},
@@ -26,6 +26,10 @@ const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// Interface on which kube-proxy in mode `ipvs` has the ClusterIPs of all Services.
 const IPVS_INTERFACE: &str = "kube-ipvs0";
+/// Number of buckets in the connection table of a network namespace, negative if it is the machine's. Since Linux 6.1.
+const TABLE_ENTRIES: &str = "/proc/sys/net/ipv4/tcp_ehash_entries";
+/// Number of buckets in the tables of namespaces that are created from one, or 0 for the machine's. Since Linux 6.1.
+const CHILD_TABLE_ENTRIES: &str = "/proc/sys/net/ipv4/tcp_child_ehash_entries";
 /// Address at which kube-proxy serves its mode by default.
 const KUBE_PROXY_METRICS: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
@@ -54,6 +58,10 @@ pub fn collect_host_facts() -> HostFacts {
             mode: kube_proxy_mode().ok(),
             has_ipvs_interface: nix::net::if_::if_nametoindex(IPVS_INTERFACE).is_ok(),
         },
+        connection_tables: read_connection_tables().unwrap_or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => ConnectionTables::OnlyShared,
+            _ => ConnectionTables::Unknown(error.to_string()),
+        }),
         agent: None,
     }
 }
@@ -63,6 +71,20 @@ fn effective_capabilities() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     set.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or_default()
+}
+
+/// Reads the settings of the network namespace of the calling thread. Runtimes create pods' namespaces from the node's,
+/// which is also the agent's.
+fn read_connection_tables() -> io::Result<ConnectionTables> {
+    Ok(ConnectionTables::Configurable {
+        node_entries: read_number(TABLE_ENTRIES)?.unsigned_abs(),
+        child_entries: read_number(CHILD_TABLE_ENTRIES)?.unsigned_abs(),
+    })
+}
+
+/// Reads a number that is all of a file.
+fn read_number(path: &str) -> io::Result<i64> {
+    fs::read_to_string(path)?.trim().parse::<i64>().map_err(io::Error::other)
 }
 
 fn is_kube_proxy_running() -> bool {

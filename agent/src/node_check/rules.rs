@@ -9,6 +9,11 @@ use crate::{
     kernel::{cgroups::PodsCgroupError, features::VerifierFeatures},
 };
 
+mod connection_tables;
+
+pub use self::connection_tables::ConnectionTables;
+use self::connection_tables::check_connection_tables;
+
 /// Oldest kernel that the eBPF programs are tested on.
 const OLDEST_KERNEL: (u32, u32) = (5, 10);
 /// Subject of the connect from the node's own network.
@@ -82,6 +87,8 @@ pub struct HostFacts {
     pub foreign_programs: BTreeMap<ForeignProgramOwner, usize>,
     /// Traces of kube-proxy.
     pub kube_proxy: KubeProxyFacts,
+    /// Connection tables of the node's pods.
+    pub connection_tables: ConnectionTables,
     /// Facts that only a running agent has.
     pub agent: Option<AgentFacts>,
 }
@@ -142,6 +149,7 @@ pub fn check_node(facts: &HostFacts) -> Vec<CheckLine> {
         check_kube_proxy(facts),
     ];
     lines.extend(check_ipvs_interface(&facts.kube_proxy));
+    lines.push(check_connection_tables(&facts.connection_tables));
     if let Some(agent) = &facts.agent {
         lines.extend(check_agent(agent));
     }
@@ -393,6 +401,10 @@ mod tests {
                 mode: Some("nftables".into()),
                 has_ipvs_interface: false,
             },
+            connection_tables: ConnectionTables::Configurable {
+                node_entries: 262_144,
+                child_entries: 16_384,
+            },
             agent: None,
         }
     }
@@ -418,7 +430,9 @@ mod tests {
         assert_eq!(to_do(&fine_facts()), [""; 0]);
         let facts = HostFacts { agent: Some(fine_agent()), ..fine_facts() };
         assert_eq!(to_do(&facts), [""; 0]);
-        assert!(check_node(&facts).iter().any(|it| it.subject == "canary from a pod"));
+        for subject in ["connection tables", "canary from a pod"] {
+            assert!(check_node(&facts).iter().any(|it| it.subject == subject), "{subject}");
+        }
     }
 
     #[test]

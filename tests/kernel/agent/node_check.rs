@@ -57,6 +57,24 @@ impl AgentFixture {
         EbpfPrograms::load(paths).expect("the kernel takes them")
     }
 
+    /// Checks that the line about connection tables follows the setting of the node's namespace.
+    fn check_connection_tables(&self) {
+        let subject = "connection tables";
+        if !Path::new("/proc/sys/net/ipv4/tcp_child_ehash_entries").exists() {
+            self.wait_check_line(subject, |line| line.finding.contains("Linux 6.1 and newer"));
+            return;
+        }
+        let line = self.wait_check_line(subject, |_| true);
+        assert!(line.finding.starts_with("pods share the machine's"), "{line}");
+        let netns = format!("{}-n", self.name);
+        crate::fixture::in_netns(&netns, || {
+            fs::write("/proc/sys/net/ipv4/tcp_child_ehash_entries", "9000").expect("root");
+        });
+        // The kernel rounds up.
+        let own = "pods that start get their own, of 16384 buckets";
+        self.wait_check_line(subject, |line| line.finding == own);
+    }
+
     /// Returns the line with this subject, once it is as expected.
     fn wait_check_line(
         &self,
@@ -116,6 +134,7 @@ fn a_check_proves_connects_from_the_node_and_from_a_pod() {
         let line = fixture.wait_check_line(subject, |_| true);
         assert_eq!(line.to_do, None, "{line}");
     }
+    fixture.check_connection_tables();
     let _foreign = fixture.attach_foreign_programs();
     let line = fixture.wait_check_line("load balancers", |line| line.to_do.is_some());
     assert!(line.finding.contains("other (2 programs)"), "{line}");

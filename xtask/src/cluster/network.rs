@@ -27,8 +27,8 @@ const SYSCTLS: [(&str, &str); 10] = [
     ("bridge/bridge-nf-call-iptables", "1"),
     ("bridge/bridge-nf-call-ip6tables", "1"),
     ("ipv4/ip_unprivileged_port_start", "0"),
-    // Pods get small tables of connections of their own. To list theirs, the kernel would walk the table of the machine: a
-    // tenth of the processors' time, where many pods drain.
+    // Pods get small connection tables of their own. To list their connections, the kernel would walk the table of the
+    // machine: a tenth of the processors' time, where many pods drain.
     ("ipv4/tcp_child_ehash_entries", "16384"),
 ];
 
