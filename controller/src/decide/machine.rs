@@ -124,6 +124,8 @@ pub struct ControllerStateMachine {
     stop_checks: stop_checks::StopChecks,
     /// Certificates of Secrets that were named a short time ago, and are no longer.
     unnamed_certificates: BTreeMap<NamespacedName, UnnamedCertificate>,
+    /// Moment up to which certificates that begin or cease to be valid have changed conditions.
+    validities_checked_at: UnixMillis,
     /// Authorities of Secrets that were named a short time ago, and are no longer.
     unnamed_client_cas: BTreeMap<NamespacedName, UnnamedClientCa>,
     /// Number of certificates for names inside the cluster that were requested so far.
@@ -163,6 +165,7 @@ impl ControllerStateMachine {
             needs_workload_watch: false,
             stop_checks: stop_checks::StopChecks::default(),
             unnamed_certificates: BTreeMap::new(),
+            validities_checked_at: UnixMillis(0),
             unnamed_client_cas: BTreeMap::new(),
             local_requests: 0,
             changed_local_certificates: BTreeSet::new(),
@@ -184,6 +187,8 @@ impl ControllerStateMachine {
         self.update_activator_reports();
         self.cluster.nodes.zone_shares = self.cluster.nodes.current_zone_shares();
         self.rebuild_owner_exceptions();
+        // The plans below are made with the certificates of this moment.
+        self.validities_checked_at = now;
         self.set_first_named_secrets(now);
         self.set_first_named_client_cas(now);
         // Owners of names first: a plan depends on the names that the app owns.
@@ -291,6 +296,9 @@ impl ControllerStateMachine {
             Event::ClientCaRead { name, read } => self.handle_client_ca_read(&name, read, now),
             Event::LocalCertificateSigned { service, material } => {
                 self.handle_local_certificate(&service, material, now)
+            }
+            Event::LocalSigningFailed { services, reason } => {
+                self.handle_local_signing_failure(&services, &reason, now)
             }
             Event::CertManagerFound(is_present) => {
                 self.handle_cert_manager_presence(is_present, now)

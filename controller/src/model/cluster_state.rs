@@ -55,7 +55,9 @@ pub use certificates::{
     CertificateInForce, CertificateState, ObservedCertificates, SecretRead, SecretReadState,
 };
 pub use client_cas::{ClientAuthSpec, ClientCaRead, ClientCaState, ObservedClientCas};
-pub use conditions::{ConditionReason, ConditionSet, ConditionStatus, ConditionType};
+pub use conditions::{
+    ConditionReason, ConditionSet, ConditionStatus, ConditionType, shorten_error,
+};
 pub use domain_mappings::{
     DomainAnnotationFault, DomainClaimState, DomainMappingState, DomainSpec, ObservedDomains,
 };

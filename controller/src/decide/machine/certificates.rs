@@ -74,7 +74,9 @@ impl ControllerStateMachine {
             }
         }
         let moved = self.update_named_secrets(now);
+        let begun_or_ended = self.take_changed_validities(now);
         self.follow_certificates(&changed, now);
+        self.follow_requests_of_secrets(&begun_or_ended, now);
         self.reconcile_mappings_and_targets(&moved, now);
         let is_outdated = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
             mapping.tls_secret.is_some()
@@ -85,6 +87,18 @@ impl ControllerStateMachine {
         for mapping in mappings.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             self.reconcile_mapping(&mapping, now);
         }
+    }
+
+    /// Returns the Secrets whose certificate in force has begun or ceased to be valid since the last call.
+    fn take_changed_validities(&mut self, now: UnixMillis) -> BTreeSet<NamespacedName> {
+        let since = std::mem::replace(&mut self.validities_checked_at, now);
+        let has_changed = |state: &CertificateState| {
+            let validity = state.in_force.as_ref().map(|it| it.facts.validity);
+            let change = validity.and_then(|it| it.next_change_after(since.seconds()));
+            change.is_some_and(|at_s| at_s <= now.seconds())
+        };
+        let all = self.cluster.certificates.by_secret.iter();
+        all.filter(|(_, state)| has_changed(state)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Sends the certificates of these Secrets, and plans the mappings that name them with the Routes of their targets.

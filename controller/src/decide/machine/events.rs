@@ -101,6 +101,9 @@ pub enum ControllerEvent {
     ClientCaRead { name: NamespacedName, read: ClientCaRead },
     /// A certificate for the names of a service inside the cluster was signed.
     LocalCertificateSigned { service: NamespacedName, material: Arc<CertificateMaterial> },
+    /// No certificate can be signed for these services, for this reason, and that lasts. This replica has signed none for
+    /// them that is still valid. It ends for each of them with the next certificate.
+    LocalSigningFailed { services: BTreeSet<NamespacedName>, reason: String },
     /// True if the API server has the kinds of cert-manager, false if it has none of them.
     CertManagerFound(bool),
     /// All Ingresses that existed when they were first listed have been observed.

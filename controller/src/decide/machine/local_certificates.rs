@@ -1,6 +1,7 @@
-//! Pure: services whose names inside the cluster serve https → certificates to sign, and those in the RouteTable.
+//! Pure: services whose names inside the cluster serve https → certificates to sign, those in the RouteTable, and
+//! conditions.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use common::wire::{CertificateMaterial, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey};
 
@@ -23,6 +24,7 @@ impl ControllerStateMachine {
                 request: self.local_requests,
                 material: None,
                 is_from_start: self.cluster.is_starting,
+                failure: None,
             };
             all.insert(service.clone(), state);
             self.update_local_certificate_route(service);
@@ -42,10 +44,33 @@ impl ControllerStateMachine {
     ) {
         let Some(state) = self.cluster.local_certificates.get_mut(service) else { return };
         let is_first = state.material.replace(material).is_none();
+        let had_failed = state.failure.take().is_some();
         self.update_local_certificate_route(service);
         // A renewal changes no condition.
-        if is_first && let Some(app) = self.cluster.app_of_service(service) {
+        if (is_first || had_failed)
+            && let Some(app) = self.cluster.app_of_service(service)
+        {
             self.reconcile_app(&app, now);
+        }
+    }
+
+    /// Handles a lasting failure to sign certificates. Activators keep those that they have.
+    pub(super) fn handle_local_signing_failure(
+        &mut self,
+        services: &BTreeSet<NamespacedName>,
+        reason: &str,
+        now: UnixMillis,
+    ) {
+        for service in services {
+            let Some(state) = self.cluster.local_certificates.get_mut(service) else { continue };
+            // The signer repeats a failure in each of its rounds.
+            if state.failure.as_deref() == Some(reason) {
+                continue;
+            }
+            state.failure = Some(reason.into());
+            if let Some(app) = self.cluster.app_of_service(service) {
+                self.reconcile_app(&app, now);
+            }
         }
     }
 

@@ -65,7 +65,7 @@ pub fn certificate_status(
 ) -> ConditionStatus {
     let Some(secret) = mapping.tls_secret.as_deref() else {
         let previous = mapping.conditions.get(ConditionType::DomainCertificate);
-        return host_certificates::mapping_status(cluster, name, mapping, &previous);
+        return host_certificates::mapping_status(cluster, name, mapping, &previous, now);
     };
     let kept = kept_note(cluster, &name.namespace, mapping);
     if !is_secret_name(secret) {

@@ -90,7 +90,7 @@ pub(super) fn update_route(
     };
     app.conditions.set(ConditionType::RouteIngress, ingress, now);
     let previous = app.conditions.get(ConditionType::RouteCertificate);
-    let certificate = host_certificates::route_status(app, name, cluster, &previous);
+    let certificate = host_certificates::route_status(app, name, cluster, &previous, now);
     app.conditions.set(ConditionType::RouteCertificate, certificate, now);
     let dependents =
         [ConditionType::RouteTraffic, ConditionType::RouteIngress, ConditionType::RouteCertificate];

@@ -3,7 +3,10 @@
 //!
 //! A Route has the condition of its worst certificate, not of its last one as in Knative.
 
-use common::wire::{NamespacedName, is_secret_name, wildcard_suffix};
+use common::{
+    certificates::{CertificateValidity, ValidityState},
+    wire::{NamespacedName, is_secret_name, wildcard_suffix},
+};
 
 use super::{
     local_tls,
@@ -17,7 +20,8 @@ use super::{
 use crate::model::{
     cluster_state::{
         AppState, CertManagerPresence, ClusterState, ConditionReason, ConditionStatus,
-        DomainMappingState, ReadyStatus, RequestedCertificate, SecretReadState, Uid,
+        DomainMappingState, ReadyStatus, RequestedCertificate, SecretReadState, Uid, UnixMillis,
+        rfc3339_of_seconds,
     },
     config_maps::network::HttpProtocol,
 };
@@ -47,14 +51,16 @@ struct HostCertificate<'a> {
 /// State of the certificate of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RequestState {
-    /// The certificate is ready, and in force at the gateway.
-    Ready,
+    /// The certificate is ready, and that of its Secret is in force at the gateway.
+    Ready(CertificateValidity),
     /// Another owner has the name.
     NotOwned,
     /// The certificate is not ready, for this reason in one word.
     Waiting { reason: Box<str>, is_failed: bool },
     /// The certificate is ready, and its Secret was not read yet.
     Unread,
+    /// The certificate is ready, and the API server returns this error for its Secret.
+    Unreadable(String),
     /// The certificate is ready, and its Secret cannot be used, for this reason.
     Unusable(String),
 }
@@ -119,7 +125,7 @@ fn secret_state(namespace: &str, secret: &str, cluster: &ClusterState) -> Reques
     };
     match (&state.last_read, &state.in_force) {
         // What is in force serves the host. The Secret may be replaced just now.
-        (_, Some(_)) => RequestState::Ready,
+        (_, Some(certificate)) => RequestState::Ready(certificate.facts.validity),
         (SecretReadState::Pending | SecretReadState::InForce, None) => RequestState::Unread,
         (SecretReadState::Absent, None) => {
             RequestState::Unusable(format!("Secret {secret:?} does not exist."))
@@ -128,7 +134,7 @@ fn secret_state(namespace: &str, secret: &str, cluster: &ClusterState) -> Reques
             RequestState::Unusable(format!("Secret {secret:?} cannot be used: {fault}."))
         }
         (SecretReadState::Unreadable(error), None) => {
-            RequestState::Unusable(format!("Secret {secret:?} cannot be read: {error}."))
+            RequestState::Unreadable(format!("Secret {secret:?} cannot be read: {error}."))
         }
     }
 }
@@ -173,7 +179,10 @@ pub fn secret_of_mapping(
 fn scheme(wanted: &WantedCertificate, cluster: &ClusterState) -> &'static str {
     let is_ready = matches!(
         state_of(wanted, cluster),
-        RequestState::Ready | RequestState::Unread | RequestState::Unusable(_)
+        RequestState::Ready(_)
+            | RequestState::Unread
+            | RequestState::Unreadable(_)
+            | RequestState::Unusable(_)
     );
     if is_ready || !is_http_enabled(cluster) { "https" } else { "http" }
 }
@@ -213,9 +222,10 @@ pub fn route_status(
     name: &NamespacedName,
     cluster: &ClusterState,
     previous: &ConditionStatus,
+    now: UnixMillis,
 ) -> ConditionStatus {
     let local = local_tls::route_status(app, name, cluster, previous);
-    let public = public_status(app, name, cluster, previous);
+    let public = public_status(app, name, cluster, (previous, now));
     match local {
         // As in Knative, names that have no certificate are no reason beside others that have one.
         Some(local) if is_not_enabled(&public) => local,
@@ -229,12 +239,13 @@ fn is_not_enabled(status: &ConditionStatus) -> bool {
     matches!(status, ConditionStatus::True(Some(reason)) if reason.reason == "TLSNotEnabled")
 }
 
-/// Returns the status of a Route's `CertificateProvisioned` as to its public names.
+/// Returns the status of a Route's `CertificateProvisioned` as to its public names. `at` has the present status, and the
+/// time.
 fn public_status(
     app: &AppState,
     name: &NamespacedName,
     cluster: &ClusterState,
-    previous: &ConditionStatus,
+    at: (&ConditionStatus, UnixMillis),
 ) -> ConditionStatus {
     // Reported as true, because the Route wants no certificate, and has to become ready without one.
     if !is_route_enabled(app, cluster) {
@@ -254,7 +265,7 @@ fn public_status(
         return ConditionStatus::True(Some(ConditionReason::new("TLSNotEnabled", PRIVATE_NAMES)));
     }
     let wanted = possible_route_certificates(app, name, cluster);
-    let statuses = wanted.iter().map(|it| certificate_status(it, cluster, previous));
+    let statuses = wanted.iter().map(|it| certificate_status(it, cluster, at));
     // All names belong to others: `IngressReady` says so.
     worst(statuses).unwrap_or(ConditionStatus::Unknown(None))
 }
@@ -265,9 +276,10 @@ pub fn mapping_status(
     name: &NamespacedName,
     mapping: &DomainMappingState,
     previous: &ConditionStatus,
+    now: UnixMillis,
 ) -> ConditionStatus {
     match mapping_certificate(cluster, name, mapping) {
-        Some(wanted) => certificate_status(&wanted, cluster, previous),
+        Some(wanted) => certificate_status(&wanted, cluster, (previous, now)),
         None => unrequested_status(cluster, name, mapping),
     }
 }
@@ -303,16 +315,17 @@ fn worst(statuses: impl Iterator<Item = ConditionStatus>) -> Option<ConditionSta
     statuses.min_by_key(rank)
 }
 
+/// Returns the status of a wanted certificate. `previous` is the present status.
 fn certificate_status(
     wanted: &WantedCertificate,
     cluster: &ClusterState,
-    previous: &ConditionStatus,
+    (previous, now): (&ConditionStatus, UnixMillis),
 ) -> ConditionStatus {
     with_host_certificate(wanted, cluster, |it| {
         let is_mapping = matches!(wanted.owner, CertificateOwner::Mapping(_));
         let name = it.name;
         match it.state(&wanted.name.namespace, cluster) {
-            RequestState::Ready => ConditionStatus::True(None),
+            RequestState::Ready(validity) => in_force_status(name, validity, now),
             // As in Knative, never taken over: two owners would overwrite each other.
             RequestState::NotOwned => ConditionStatus::False(ConditionReason::new(
                 "CertificateNotOwned",
@@ -321,24 +334,49 @@ fn certificate_status(
             // A controller that starts has read no Secret yet.
             RequestState::Unread if *previous == ConditionStatus::True(None) => previous.clone(),
             RequestState::Unread => waiting_status(name, "", cluster, is_mapping),
+            // Activators keep what they have, which this controller does not know.
+            RequestState::Unreadable(error) => {
+                not_ready(format!("The certificate {name} is ready, but {error}"))
+            }
             // Told apart from waiting: cert-manager regards it as done, so that no time will repair it.
-            RequestState::Unusable(fault) => ConditionStatus::False(ConditionReason::new(
-                "CertificateProvisionFailed",
-                format!("The certificate {name} is ready, but {fault}"),
-            )),
-            RequestState::Waiting { reason, is_failed } => {
-                // With HTTP enabled a failure is only a downgrade, because clients are still served.
-                let is_failed = is_failed && !is_mapping && !is_http_enabled(cluster);
-                match is_failed {
-                    true => ConditionStatus::False(ConditionReason::new(
-                        "CertificateProvisionFailed",
-                        format!("Certificate {name} fails to be provisioned: {reason}"),
-                    )),
-                    false => waiting_status(name, &reason, cluster, is_mapping),
-                }
+            RequestState::Unusable(fault) => {
+                failed(format!("The certificate {name} is ready, but {fault}"))
+            }
+            // With HTTP enabled a failure is only a downgrade, because clients are still served.
+            RequestState::Waiting { reason, is_failed: true }
+                if !is_mapping && !is_http_enabled(cluster) =>
+            {
+                failed(format!("Certificate {name} fails to be provisioned: {reason}"))
+            }
+            RequestState::Waiting { reason, .. } => {
+                waiting_status(name, &reason, cluster, is_mapping)
             }
         }
     })
+}
+
+/// Returns the status for a certificate in force. Its request may be ready although nothing renews it any more.
+fn in_force_status(name: &str, validity: CertificateValidity, now: UnixMillis) -> ConditionStatus {
+    match validity.state_at(now.seconds()) {
+        ValidityState::Valid => ConditionStatus::True(None),
+        ValidityState::Expired => {
+            let end = rfc3339_of_seconds(validity.not_after_s);
+            failed(format!("The certificate {name} is ready, but has expired at {end}."))
+        }
+        // An issuer whose clock is ahead is no failure.
+        ValidityState::NotYetValid => {
+            let begin = rfc3339_of_seconds(validity.not_before_s);
+            not_ready(format!("The certificate {name} is ready, but is not valid before {begin}."))
+        }
+    }
+}
+
+fn not_ready(message: String) -> ConditionStatus {
+    ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
+}
+
+fn failed(message: String) -> ConditionStatus {
+    ConditionStatus::False(ConditionReason::new("CertificateProvisionFailed", message))
 }
 
 /// Returns the status for a certificate that is not ready, with Knative's texts: those of a Route end in the reason.
@@ -358,7 +396,7 @@ fn waiting_status(
         true => format!("Certificate {name} is not ready.{end}"),
         false => format!("Certificate {name} is not ready: {reason}{end}"),
     };
-    ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
+    not_ready(message)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub fn certificate_entry(
 
 /// Returns the status of a Route's `CertificateProvisioned` as to the names inside the cluster; `None`: they serve no
 /// https. `previous` is the present status, and stays while a controller that starts signs the certificates of names
-/// again that were there before.
+/// again that were there before, but not once that is known to fail.
 pub(super) fn route_status(
     app: &AppState,
     name: &NamespacedName,
@@ -85,10 +85,15 @@ pub(super) fn route_status(
     // A Route of which every name is raw TCP serves no https.
     services.peek()?;
     let is_signed = |service: &NamespacedName| {
-        cluster.local_certificates.get(service).is_some_and(|it| it.material.is_some())
+        let state = cluster.local_certificates.get(service);
+        state.is_some_and(|it| it.material.is_some() && it.failure.is_none())
     };
     let missing: Vec<NamespacedName> = services.filter(|service| !is_signed(service)).collect();
     let Some(first) = missing.first() else { return Some(ConditionStatus::True(None)) };
+    // What is known of the signer goes before what an earlier controller has written.
+    if let Some(failed) = missing.iter().find_map(|service| failed_status(service, cluster)) {
+        return Some(failed);
+    }
     // The first plan after a start comes before the requests for certificates.
     let is_signed_again = |service: &NamespacedName| {
         let state = cluster.local_certificates.get(service);
@@ -101,6 +106,26 @@ pub(super) fn route_status(
         return Some(previous.clone());
     }
     let message = format!("Certificate {}-local is not ready.", never_signed.unwrap_or(first).name);
+    Some(ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message))))
+}
+
+/// Returns the status of a service whose certificate cannot be signed; `None`: no failure is known.
+fn failed_status(service: &NamespacedName, cluster: &ClusterState) -> Option<ConditionStatus> {
+    let state = cluster.local_certificates.get(service)?;
+    let failure = state.failure.as_deref()?;
+    let certificate = format!("Certificate {}-local", service.name);
+    // This controller has signed it, and so knows its end.
+    if state.material.is_some() {
+        let message = format!("{certificate} has expired, and cannot be signed again: {failure}.");
+        let reason = ConditionReason::new("CertificateProvisionFailed", message);
+        return Some(ConditionStatus::False(reason));
+    }
+    // Another controller may have signed one, whose end is not known here.
+    let kept = match state.is_from_start {
+        true => " Activators keep a certificate that was signed before.",
+        false => "",
+    };
+    let message = format!("{certificate} cannot be signed: {failure}.{kept}");
     Some(ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message))))
 }
 

@@ -37,6 +37,16 @@ impl ConditionReason {
     }
 }
 
+/// Maximum length of an error of another program in a condition, in characters. A proxy of an API server may answer with
+/// a whole page.
+const MAX_ERROR_CHARS: usize = 500;
+
+/// Returns an error of another program as a part of a condition's message: in one line, and cut if it is long.
+pub fn shorten_error(error: &str) -> String {
+    let words: Vec<&str> = error.split_whitespace().collect();
+    words.join(" ").chars().take(MAX_ERROR_CHARS).collect()
+}
+
 /// Status of a condition, with the reason where there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {

@@ -14,4 +14,7 @@ pub struct LocalCertificateState {
     /// True if the service was there when this controller started. Activators may have a certificate that a controller
     /// has signed before.
     pub is_from_start: bool,
+    /// Reason for which no certificate can be signed, once that lasts; `None`: none is known. The certificate in
+    /// `material` has expired then.
+    pub failure: Option<Box<str>>,
 }

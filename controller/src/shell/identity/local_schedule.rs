@@ -44,6 +44,15 @@ impl LocalCertificateSchedule {
         wanted.iter().filter(is_due).map(|(service, _)| service.clone()).collect()
     }
 
+    /// Returns true if a certificate was signed for this request and has not expired at `now_s`.
+    pub fn has_valid(&self, service: &NamespacedName, request: u64, now_s: u64) -> bool {
+        let signed = self.signed.get(service).filter(|it| it.request == request);
+        // After the clock was set back, its age is not known, and less than that of a later moment.
+        signed.is_some_and(|it| {
+            now_s.saturating_sub(it.signed_s) < LOCAL_CERTIFICATE_LIFETIME.as_secs()
+        })
+    }
+
     /// Records a certificate that was signed.
     pub fn record(
         &mut self,
@@ -115,6 +124,18 @@ mod tests {
         sign_due(&mut schedule, &[("a", 1)], 5, 100);
         assert_eq!(sign_due(&mut schedule, &[], 5, 100), [""; 0]);
         assert!(schedule.signed.is_empty());
+    }
+
+    #[test]
+    fn a_certificate_is_valid_for_its_request_until_it_expires() {
+        let mut schedule = LocalCertificateSchedule::default();
+        sign_due(&mut schedule, &[("a", 1)], 5, 100);
+        let is_valid =
+            |service: &str, request, now_s| schedule.has_valid(&name(service), request, now_s);
+        assert!(is_valid("a", 1, 100) && is_valid("a", 1, 99 + 2 * HALF_S));
+        assert!(!is_valid("a", 1, 100 + 2 * HALF_S), "it has expired");
+        assert!(!is_valid("a", 2, 100), "it is of an earlier request");
+        assert!(!is_valid("b", 1, 100), "it was never signed");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! certificates, and activators get those of the replica that they follow.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{
     decide::{machine::ControllerEvent, plan::local_tls::local_hosts},
+    model::cluster_state::shorten_error,
     shell::runtime::ControllerRuntime,
 };
 
@@ -85,7 +86,9 @@ impl LocalCertificateSigner {
                     // Certificates are renewed at the same times.
                     next_refresh = Instant::now() + self.rounds.wait(self.authority.is_some());
                 }
-                self.sign_due(&services, SystemTime::now()).await;
+                let now = SystemTime::now();
+                self.sign_due(&services, now).await;
+                self.report_lasting_error(&services, now);
             }
             tokio::select! {
                 changed = wanted.changed() => if changed.is_err() { return },
@@ -146,11 +149,38 @@ impl LocalCertificateSigner {
                         .step(ControllerEvent::LocalCertificateSigned { service, material });
                 }
                 Err(error) => {
-                    warn!(%service, error = %error_chain(&error), "certificate not signed");
+                    let error = error_chain(&error);
+                    warn!(%service, %error, "certificate not signed");
+                    self.report_failure(wanted.get_key_value(&service), &error, now_s);
                 }
             }
             // Ten thousand signatures take a second, in which other tasks go on.
             tokio::task::yield_now().await;
+        }
+    }
+
+    /// Reports an error of the authorities that lasts, with the services that it leaves without a valid certificate.
+    fn report_lasting_error(&self, wanted: &BTreeMap<NamespacedName, u64>, now: SystemTime) {
+        if let Some(error) = self.rounds.lasting_error() {
+            self.report_failure(wanted, error, unix_seconds(now));
+        }
+    }
+
+    /// Reports that no certificate can be signed for these services, except for those with a valid one of this signer.
+    fn report_failure<'a>(
+        &self,
+        services: impl IntoIterator<Item = (&'a NamespacedName, &'a u64)>,
+        error: &str,
+        now_s: u64,
+    ) {
+        let lacks_valid = |(service, request): &(&NamespacedName, &u64)| {
+            !self.schedule.has_valid(service, **request, now_s)
+        };
+        let services = services.into_iter().filter(lacks_valid).map(|(service, _)| service.clone());
+        let services: BTreeSet<NamespacedName> = services.collect();
+        if !services.is_empty() {
+            let reason = shorten_error(error);
+            self.runtime.step(ControllerEvent::LocalSigningFailed { services, reason });
         }
     }
 }

@@ -7,6 +7,10 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two rounds once there is an authority, and longest one while rounds fail.
 const INTERVAL: Duration = Duration::from_secs(30);
 
+/// Number of rounds that fail in succession before their error lasts. Without an authority that takes 3.5 s, in which a
+/// conflict of two writers or the restart of an API server is over.
+const LASTING_FAILURES: u32 = 4;
+
 /// Results of the rounds so far.
 #[derive(Clone, Debug, Default)]
 pub struct RefreshRounds {
@@ -36,6 +40,11 @@ impl RefreshRounds {
         }
         self.error = error;
         if self.error.is_some() { RefreshChange::Failed } else { RefreshChange::Recovered }
+    }
+
+    /// Returns the error of the last round, if so many rounds have failed in succession that it lasts.
+    pub fn lasting_error(&self) -> Option<&str> {
+        self.error.as_deref().filter(|_| self.failures >= LASTING_FAILURES)
     }
 
     /// Returns the time until the next round. Without an authority it doubles with each failure: a missing permission
@@ -70,6 +79,22 @@ mod tests {
         // The leader has not made the authority yet, which it does at once.
         rounds.record(None);
         assert_eq!(rounds.wait(false), FIRST_INTERVAL);
+    }
+
+    #[test]
+    fn an_error_lasts_once_four_rounds_have_failed_in_succession() {
+        let mut rounds = RefreshRounds::default();
+        let (conflict, forbidden) = (Some("conflict"), Some("forbidden"));
+        let results =
+            [conflict, conflict, conflict, None, conflict, conflict, conflict, forbidden, None];
+        let lasting = results.map(|error| {
+            rounds.record(error.map(str::to_owned));
+            rounds.lasting_error().map(str::to_owned)
+        });
+        // The last error counts, whatever those before it were.
+        let mut expected = vec![None; 9];
+        expected[7] = Some("forbidden".to_owned());
+        assert_eq!(lasting.to_vec(), expected);
     }
 
     #[test]

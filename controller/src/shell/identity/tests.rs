@@ -58,6 +58,11 @@ impl FakeIdentityCluster {
         self.bundle.lock().expect("no panic").clone()
     }
 
+    /// Replaces the text of the Secret; `None`: there is none.
+    pub(super) fn set_secret(&self, text: Option<&str>) {
+        *self.secret.lock().expect("no panic") = text.map(|it| (it.to_owned(), 1));
+    }
+
     fn add_token(&self, token: &str, account: &str, node: &str, pod: &str) {
         let extra = [("pod-name", pod), ("pod-uid", "0c7f"), ("node-name", node)];
         let extra_entry = |(key, value): (&str, &str)| {

@@ -25,7 +25,7 @@ use tokio::{
 use super::KubernetesPlatform;
 use crate::{
     decide::machine::ControllerEvent,
-    model::cluster_state::{ClientCaRead, SecretRead, SecretReadState},
+    model::cluster_state::{ClientCaRead, SecretRead, SecretReadState, shorten_error},
     shell::{
         api::{secret_schedule::SecretSchedule, watches::error_chain},
         metrics::SecretReadResult,
@@ -37,8 +37,6 @@ use crate::{
 const MAX_PARALLEL_READS: usize = 8;
 /// Time limit of one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum length of an API server's error in a condition, in characters. A proxy may answer with a whole page.
-const MAX_ERROR_CHARS: usize = 500;
 /// Entry of a Secret that has the certificate chain, whatever the Secret's type.
 const CHAIN_ENTRY: &str = "tls.crt";
 /// Entry of a Secret that has the private key.
@@ -393,8 +391,7 @@ fn error_text(error: &kube::Error) -> String {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
         error => error_chain(error),
     };
-    let words: Vec<&str> = text.split_whitespace().collect();
-    words.join(" ").chars().take(MAX_ERROR_CHARS).collect()
+    shorten_error(&text)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::{
-    decide::machine::ControllerStateMachine, model::cluster_state::ClusterState,
+    decide::machine::ControllerStateMachine,
+    model::cluster_state::{ClusterState, LocalCertificateState},
     shell::identity::tests::FakeIdentityCluster,
 };
 
@@ -18,7 +19,11 @@ const LEADER: bool = true;
 const FOLLOWER: bool = false;
 
 fn signer(cluster: &Arc<FakeIdentityCluster>) -> LocalCertificateSigner {
-    let machine = ControllerStateMachine::new(ClusterState::default(), Outbox::new());
+    signer_for(cluster, ClusterState::default())
+}
+
+fn signer_for(cluster: &Arc<FakeIdentityCluster>, state: ClusterState) -> LocalCertificateSigner {
+    let machine = ControllerStateMachine::new(state, Outbox::new());
     let node_spec = watch::channel(LocalNodeSpec::default()).0;
     let runtime = Arc::new(ControllerRuntime::new(machine, node_spec));
     let store = Arc::<FakeIdentityCluster>::clone(cluster);
@@ -89,6 +94,42 @@ async fn a_successor_is_published_long_before_it_signs() {
     assert_eq!((count(), signing_s(&signer)), (2, unix_seconds(rotation)));
     signer.refresh(rotation + 2 * overlap, LEADER).await.expect("the first one has ended");
     assert_eq!((count(), signing_s(&signer)), (1, unix_seconds(rotation)));
+}
+
+/// Runs one round of a signer, and returns the failure that the machine knows of the service then.
+async fn run_round(
+    signer: &mut LocalCertificateSigner,
+    service: &NamespacedName,
+) -> Option<Box<str>> {
+    let (wanted, now) = (BTreeMap::from([(service.clone(), 1)]), SystemTime::now());
+    signer.try_refresh(LEADER).await;
+    signer.sign_due(&wanted, now).await;
+    signer.report_lasting_error(&wanted, now);
+    signer.runtime.with_machine(|it| it.cluster().local_certificates[service].failure.clone())
+}
+
+#[tokio::test]
+async fn an_error_that_lasts_is_reported_until_a_certificate_is_signed() {
+    let service = NamespacedName::new("shop", "web");
+    let wanted =
+        LocalCertificateState { request: 1, material: None, is_from_start: true, failure: None };
+    let local_certificates = BTreeMap::from([(service.clone(), wanted)]);
+    let state = ClusterState { local_certificates, ..ClusterState::default() };
+    let cluster = Arc::new(FakeIdentityCluster::default());
+    let mut signer = signer_for(&cluster, state);
+    cluster.set_secret(Some("no authorities"));
+    for _ in 0..3 {
+        assert_eq!(run_round(&mut signer, &service).await, None, "it may be brief");
+    }
+    let failure = run_round(&mut signer, &service).await.unwrap_or_default();
+    assert!(failure.starts_with("the Secret of authorities cannot be read"), "{failure}");
+    cluster.set_secret(None);
+    assert_eq!(run_round(&mut signer, &service).await, None);
+    // A certificate that was signed is valid for longer than any number of failed rounds.
+    cluster.set_secret(Some("no authorities"));
+    for _ in 0..5 {
+        assert_eq!(run_round(&mut signer, &service).await, None);
+    }
 }
 
 fn signing_s(signer: &LocalCertificateSigner) -> u64 {

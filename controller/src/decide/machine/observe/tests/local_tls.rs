@@ -6,6 +6,7 @@ use std::sync::Arc;
 use common::{fixtures::TestAuthority, wire::CertificateMaterial};
 
 use super::*;
+use crate::model::cluster_state::ConditionReason;
 
 /// Returns a model whose controllers can sign certificates for names inside the cluster.
 fn start() -> FakeApiServer {
@@ -29,13 +30,33 @@ fn start_enabled() -> FakeApiServer {
     api_server
 }
 
+/// Returns the machine of a replica that can sign certificates, starts now, and has observed all objects.
+fn start_signing_replica(api_server: &FakeApiServer) -> ControllerStateMachine {
+    let mut started = machine().loading();
+    Arc::make_mut(&mut started.cluster.settings).signs_local_certificates = true;
+    let listed = observations(&api_server.objects, &[]);
+    for event in listed.into_iter().chain([ControllerEvent::InitialListSynced]) {
+        started.step(api_server.now, event);
+    }
+    started
+}
+
+fn signed(service: &str, material: &Arc<CertificateMaterial>) -> ControllerEvent {
+    let material = Arc::clone(material);
+    ControllerEvent::LocalCertificateSigned { service: name(service), material }
+}
+
 /// Signs a certificate for the names of a service, as the signer of each replica does.
 fn sign(api_server: &mut FakeApiServer, service: &str) -> Arc<CertificateMaterial> {
     let material = Arc::new(TestAuthority::new().issue(&["hello.default"]).material());
-    let signed = Arc::clone(&material);
-    let service = name(service);
-    api_server.step(ControllerEvent::LocalCertificateSigned { service, material: signed });
+    api_server.step(signed(service, &material));
     material
+}
+
+/// Returns the event of a signer that can sign nothing for `hello`, nor for a service that is gone.
+fn signing_failed() -> ControllerEvent {
+    let services = BTreeSet::from([name("gone"), name("hello")]);
+    ControllerEvent::LocalSigningFailed { services, reason: "forbidden".to_owned() }
 }
 
 /// Returns the certificates that are wanted, with the numbers of their requests.
@@ -46,6 +67,11 @@ fn wanted(api_server: &FakeApiServer) -> Vec<(NamespacedName, u64)> {
 
 fn provisioned(api_server: &FakeApiServer) -> String {
     api_server.condition(ResourceKind::Route, "hello", "CertificateProvisioned")
+}
+
+/// Returns the status of the Route `hello` as a replica has it.
+fn provisioned_at(replica: &ControllerStateMachine) -> ConditionStatus {
+    replica.cluster.apps[&name("hello")].conditions.get(ConditionType::RouteCertificate)
 }
 
 fn address(api_server: &FakeApiServer) -> &Value {
@@ -129,14 +155,9 @@ fn a_controller_that_starts_leaves_routes_as_they_are_until_it_has_signed() {
         if is_signed {
             sign(&mut api_server, "hello");
         }
-        let mut started = machine().loading();
-        Arc::make_mut(&mut started.cluster.settings).signs_local_certificates = true;
-        let listed = observations(&api_server.objects, &[]);
-        for event in listed.into_iter().chain([ControllerEvent::InitialListSynced]) {
-            started.step(api_server.now, event);
-        }
+        let mut started = start_signing_replica(&api_server);
         let is_provisioned = |started: &ControllerStateMachine| {
-            started.cluster.apps[&name("hello")].conditions.is_true(ConditionType::RouteCertificate)
+            provisioned_at(started) == ConditionStatus::True(None)
         };
         assert_eq!(is_provisioned(&started), is_signed);
         // Also in a later plan of all apps.
@@ -149,6 +170,45 @@ fn a_controller_that_starts_leaves_routes_as_they_are_until_it_has_signed() {
         started.step(api_server.now, changed);
         assert_eq!(is_provisioned(&started), is_signed);
     }
+}
+
+#[test]
+fn a_controller_that_starts_and_cannot_sign_says_so_and_takes_nothing_away() {
+    let mut api_server = start_enabled();
+    let material = sign(&mut api_server, "hello");
+    let mut started = start_signing_replica(&api_server);
+    started.step(api_server.now, signing_failed());
+    let message = "Certificate hello-local cannot be signed: forbidden. Activators keep a \
+                   certificate that was signed before.";
+    let expected = ConditionReason::new("CertificateNotReady", message);
+    assert_eq!(provisioned_at(&started), ConditionStatus::Unknown(Some(expected)));
+    // An entry without material takes none from an activator.
+    assert_eq!(table(&started).certificates[&certificate_name("hello")].material, None);
+    started.step(api_server.now, signed("hello", &material));
+    assert_eq!(provisioned_at(&started), ConditionStatus::True(None));
+}
+
+#[test]
+fn a_certificate_that_expires_while_nothing_can_be_signed_is_reported() {
+    let mut api_server = start_enabled();
+    let material = sign(&mut api_server, "hello");
+    api_server.step(signing_failed());
+    let expected = "False CertificateProvisionFailed: Certificate hello-local has expired, and \
+                    cannot be signed again: forbidden.";
+    assert_eq!(provisioned(&api_server), expected);
+    let table = api_server.table();
+    assert_eq!(table.certificates[&certificate_name("hello")].material, Some(material));
+    sign(&mut api_server, "hello");
+    assert_eq!(provisioned(&api_server), "True : ");
+}
+
+#[test]
+fn a_new_service_whose_certificate_cannot_be_signed_says_why() {
+    let mut api_server = start_enabled();
+    api_server.step(signing_failed());
+    let expected =
+        "Unknown CertificateNotReady: Certificate hello-local cannot be signed: forbidden.";
+    assert_eq!(provisioned(&api_server), expected);
 }
 
 #[test]

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use common::{certificates::load, fixtures::TestAuthority};
 
 use super::*;
-use crate::model::cluster_state::SecretRead;
+use crate::model::cluster_state::{ConditionReason, SecretRead};
 
 const HOST: &str = "hello.default.localhost";
 const DOMAIN: &str = "www.shop.test";
+/// Last second in which the certificates of these tests are valid.
+const LAST_SECOND: i64 = 2_000_000;
 
 /// Returns a model with the service `hello`, and requests of certificates with these further settings.
 fn start(settings: &[(&str, &str)]) -> FakeApiServer {
@@ -68,7 +70,7 @@ fn url(api_server: &FakeApiServer) -> &str {
 }
 
 fn read_usable(api_server: &mut FakeApiServer, secret: &str, host: &str) {
-    let certificate = TestAuthority::new().issue_valid(&[host], 0, 2_000_000);
+    let certificate = TestAuthority::new().issue_valid(&[host], 0, LAST_SECOND);
     let material = certificate.material();
     let facts = load(&material).expect("it is usable").facts;
     api_server
@@ -170,6 +172,52 @@ fn a_ready_certificate_serves_its_host() {
     api_server.delete_as_user(ResourceKind::IssuedCertificate, &request);
     assert_eq!(api_server.names(ResourceKind::IssuedCertificate), [name(&request)]);
     assert_eq!(served(&api_server), [(HOST.to_owned(), Some(name(&request)))]);
+}
+
+/// Nothing tells the request that its certificate has ended if cert-manager is gone.
+#[test]
+fn an_expired_certificate_is_reported_although_its_request_is_ready() {
+    let mut api_server = start(&[]);
+    install_cert_manager(&mut api_server);
+    let request = request_name(&api_server);
+    set_issued_status(&mut api_server, &request, ready("True", "Ready"));
+    read_usable(&mut api_server, &request, HOST);
+    api_server.now = UnixMillis::from_seconds(LAST_SECOND);
+    api_server.step(ControllerEvent::Tick);
+    assert_eq!(provisioned(&api_server), "True : ");
+    api_server.now = UnixMillis::from_seconds(LAST_SECOND + 1);
+    api_server.step(ControllerEvent::Tick);
+    let expected = format!(
+        "False CertificateProvisionFailed: The certificate {request} is ready, but has expired at \
+         1970-01-24T03:33:20Z."
+    );
+    assert_eq!(provisioned(&api_server), expected);
+    assert_eq!(served(&api_server), [(HOST.to_owned(), Some(name(&request)))]);
+    assert!(api_server.table().certificates[&name(&request)].material.is_some());
+}
+
+/// Activators keep the certificate, which the new controller does not know.
+#[test]
+fn a_controller_that_starts_and_cannot_read_a_secret_says_so() {
+    let mut api_server = start(&[]);
+    install_cert_manager(&mut api_server);
+    let request = request_name(&api_server);
+    set_issued_status(&mut api_server, &request, ready("True", "Ready"));
+    read_usable(&mut api_server, &request, HOST);
+    let mut started = api_server.start_replica();
+    let provisioned = |started: &ControllerStateMachine| {
+        let conditions = &started.cluster().apps[&name("hello")].conditions;
+        conditions.get(ConditionType::RouteCertificate)
+    };
+    assert_eq!(provisioned(&started), ConditionStatus::True(None), "the Secret was not read yet");
+    let read = SecretRead::Unreadable("forbidden".to_owned());
+    started.step(api_server.now, ControllerEvent::SecretRead { name: name(&request), read });
+    let message = format!(
+        "The certificate {request} is ready, but Secret {request:?} cannot be read: forbidden."
+    );
+    let expected = ConditionReason::new("CertificateNotReady", message);
+    assert_eq!(provisioned(&started), ConditionStatus::Unknown(Some(expected)));
+    assert_eq!(table(&started).certificates[&name(&request)].material, None);
 }
 
 #[test]
