@@ -390,7 +390,10 @@ fn waiting_status(
     let end = if is_missing { NO_CERT_MANAGER } else { "" };
     if is_http_enabled(cluster) {
         let message = format!("Certificate {name} is not ready downgrade HTTP.{end}");
-        return ConditionStatus::True(Some(ConditionReason::new("HTTPDowngrade", message)));
+        return ConditionStatus::True(Some(ConditionReason::new(
+            local_tls::HTTP_DOWNGRADE,
+            message,
+        )));
     }
     let message = match is_mapping {
         true => format!("Certificate {name} is not ready.{end}"),

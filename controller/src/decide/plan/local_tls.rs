@@ -17,6 +17,9 @@ use crate::model::cluster_state::{
 const NO_SIGNER: &str = "cluster-local-domain-tls has no effect here: certificates are signed on Kubernetes only, and \
                          sent only to activators whose streams have TLS";
 
+/// Reason of `CertificateProvisioned` where a public name is served over HTTP for want of a certificate.
+pub(super) const HTTP_DOWNGRADE: &str = "HTTPDowngrade";
+
 /// Returns true if names inside the cluster serve https.
 pub fn is_enabled(cluster: &ClusterState) -> bool {
     let settings = &cluster.settings;
@@ -102,11 +105,22 @@ pub(super) fn route_status(
     // A new name, as that of a tag, never had a certificate.
     let never_signed = missing.iter().find(|service| !is_signed_again(service));
     // A controller that starts signs all certificates again, and Routes must stay ready meanwhile.
-    if never_signed.is_none() && *previous == ConditionStatus::True(None) {
-        return Some(previous.clone());
+    if never_signed.is_none() && was_signed(previous) {
+        return Some(ConditionStatus::True(None));
     }
     let message = format!("Certificate {}-local is not ready.", never_signed.unwrap_or(first).name);
     Some(ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message))))
+}
+
+/// Returns true for a status of the whole Route in which all names inside the cluster had certificates. Public names may
+/// have been served over HTTP beside them.
+fn was_signed(previous: &ConditionStatus) -> bool {
+    match previous {
+        ConditionStatus::True(reason) => {
+            reason.as_ref().is_none_or(|it| it.reason == HTTP_DOWNGRADE)
+        }
+        ConditionStatus::Unknown(_) | ConditionStatus::False(_) => false,
+    }
 }
 
 /// Returns the status of a service whose certificate cannot be signed; `None`: no failure is known.

@@ -172,6 +172,19 @@ fn a_controller_that_starts_leaves_routes_as_they_are_until_it_has_signed() {
     }
 }
 
+/// Both kinds of names share one condition.
+#[test]
+fn a_public_name_over_http_does_not_make_a_route_unready_at_a_start() {
+    let mut api_server = start();
+    let settings = json!({"cluster-local-domain-tls": "Enabled", "external-domain-tls": "Enabled"});
+    api_server.set_config_map("config-network", settings);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    sign(&mut api_server, "hello");
+    assert!(provisioned(&api_server).starts_with("True HTTPDowngrade: "));
+    let started = start_signing_replica(&api_server);
+    assert!(matches!(provisioned_at(&started), ConditionStatus::True(Some(_))));
+}
+
 #[test]
 fn a_controller_that_starts_and_cannot_sign_says_so_and_takes_nothing_away() {
     let mut api_server = start_enabled();
