@@ -18,9 +18,11 @@ use crate::{
 };
 
 pub mod certificates;
+pub mod gateway;
 pub mod ports;
 
 pub use certificates::{TestAuthority, TestCertificate};
+pub use gateway::{backend, gateway_host, http_rule, mapped_domain, ruled_domain};
 
 /// Port of each service but the [sleeping ones](sleeping_service).
 const SERVICE_PORT: NonZeroU16 = NonZeroU16::new(80).expect("not zero");

@@ -6,9 +6,9 @@ use common::{
     fixtures::{self, certificates::TestAuthority},
     link::RouteBatch,
     wire::{
-        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, DomainProtocol, EdgeSettings,
-        GatewayRules, GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry,
-        RouteTable, RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
+        AllowedSources, AppProtocol, ClientAuth, ConnectionPath, EdgeSettings, GatewayRules,
+        GlobalSettings, MappedDomain, PathPrefix, PathRule, PodEntry, RevisionEntry, RouteTable,
+        RouteTag, RouteTarget, RoutingPhase, ServiceEntry, TagRouting,
     },
 };
 use futures::FutureExt as _;
@@ -51,16 +51,7 @@ fn revision_name(number: u8) -> NamespacedName {
 }
 
 fn domain(host: String, redirects_to_https: bool) -> MappedDomain {
-    MappedDomain {
-        protocol: DomainProtocol::Http,
-        host,
-        host_rewrite: None,
-        redirects_to_https,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule: None,
-    }
+    MappedDomain { redirects_to_https, ..fixtures::mapped_domain(&host) }
 }
 
 /// Service `s0` with the host `s0.example`, and its Revision `r0`.

@@ -175,23 +175,12 @@ fn ruled_domains(
 mod tests {
     use std::time::Instant;
 
-    use common::wire::{ConnectionPath, DomainProtocol, GatewayRules, PathPrefix};
+    use common::{
+        fixtures::ruled_domain as domain,
+        wire::{ConnectionPath, GatewayRules},
+    };
 
     use super::*;
-
-    fn domain(host: &str, prefix: &str) -> MappedDomain {
-        let prefix = PathPrefix::parse(prefix).unwrap();
-        MappedDomain {
-            host: host.to_owned(),
-            host_rewrite: None,
-            redirects_to_https: false,
-            certificate: None,
-            client_auth: None,
-            hsts: None,
-            path_rule: Some(PathRule { prefix, strips_prefix: false }),
-            protocol: DomainProtocol::Http,
-        }
-    }
 
     fn service(name: &str, mapped_domains: Vec<MappedDomain>) -> Arc<RoutedService> {
         Arc::new(RoutedService {

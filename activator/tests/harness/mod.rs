@@ -18,8 +18,8 @@ use common::{
     fixtures,
     link::RouteBatch,
     wire::{
-        ConnectionPath, NamespacedName, PodEntry, RevisionEntry, RouteTable, RoutingPhase,
-        ServiceEntry,
+        ConnectionPath, GatewayRules, MappedDomain, NamespacedName, PodEntry, RevisionEntry,
+        RouteTable, RoutingPhase, ServiceEntry,
     },
 };
 use prometheus_client::registry::Registry;
@@ -107,6 +107,18 @@ impl ActivatorFixture {
         self.activator.forwarder.apply(RouteBatch { changes, ..RouteBatch::default() });
         self.activator.ports.apply_routes();
         self.activator.gateway_ports.apply_routes();
+    }
+
+    /// Replaces the gateway rules of the service.
+    pub fn set_gateway_rules(&mut self, rules: GatewayRules) {
+        self.apply_change(|table| {
+            table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
+        });
+    }
+
+    /// Replaces the gateway rules of the service by hosts of DomainMappings.
+    pub fn set_mapped_domains(&mut self, mapped_domains: Vec<MappedDomain>) {
+        self.set_gateway_rules(GatewayRules { mapped_domains, ..GatewayRules::default() });
     }
 
     pub fn set_pod(&mut self, uid: &str, address: SocketAddr, phase: RoutingPhase) {

@@ -4,9 +4,9 @@
 use std::{net::SocketAddr, time::Duration};
 
 use common::{
-    fixtures::certificates::TestAuthority,
+    fixtures::{self, certificates::TestAuthority},
     http_server::{self, HttpServerBounds},
-    wire::{DomainProtocol, GatewayRules, MappedDomain, RoutingPhase},
+    wire::{MappedDomain, RoutingPhase},
 };
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
@@ -53,20 +53,9 @@ async fn a_trace_states_the_response_that_a_client_gets() {
     let mut fixture = ActivatorFixture::new().await;
     let pod = start_pod(OK, Duration::ZERO).await;
     fixture.add_ready_pod("p", pod.address);
-    let redirected = MappedDomain {
-        host: "shop.example".to_owned(),
-        host_rewrite: None,
-        redirects_to_https: true,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule: None,
-        protocol: DomainProtocol::Http,
-    };
-    fixture.apply_change(|table| {
-        let rules = GatewayRules { mapped_domains: vec![redirected], ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let redirected =
+        MappedDomain { redirects_to_https: true, ..fixtures::mapped_domain("shop.example") };
+    fixture.set_mapped_domains(vec![redirected]);
     let pages = start_pages(&fixture).await;
     let own_port = fixture.port.to_string();
     let entrypoints = [

@@ -323,10 +323,8 @@ async fn from_outside_a_probe_is_a_request() {
 #[tokio::test]
 async fn a_redirected_host_responds_301() {
     let mut fixture = ActivatorFixture::new().await;
-    fixture.apply_change(|table| {
-        let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+    fixture.set_gateway_rules(rules);
     assert_eq!(http1(fixture.outside, &fixture, &[]).await.0, 301);
     assert_eq!(http2(fixture.outside, &[]).await.0, 301);
 }

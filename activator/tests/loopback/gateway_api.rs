@@ -3,10 +3,12 @@
 
 use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 
-use common::wire::{
-    AppProtocol, DomainProtocol, GatewayHostEntry, GatewayRules, HeaderChanges, HttpRule,
-    MappedDomain, NamespacedName, PathMatch, PathModifier, PathPrefix, PathRule, PlainBackend,
-    RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite, WeightedBackend,
+use common::{
+    fixtures,
+    wire::{
+        AppProtocol, HeaderChanges, HttpRule, NamespacedName, PathMatch, PathModifier, PathPrefix,
+        PlainBackend, RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite,
+    },
 };
 use tokio::io::AsyncWriteExt as _;
 
@@ -28,27 +30,8 @@ fn prefix(path: &str) -> PathMatch {
 
 /// Returns a rule for a prefix with these backends, all of the same weight.
 fn rule(path: &str, targets: Vec<RouteBackend>) -> HttpRule {
-    let backends = targets.into_iter();
-    let backends = backends.map(|target| WeightedBackend {
-        weight: NonZeroU32::MIN,
-        target,
-        request_headers: HeaderChanges::default(),
-        response_headers: HeaderChanges::default(),
-    });
-    HttpRule {
-        route: NamespacedName::new("default", "shop"),
-        is_grpc: false,
-        path: prefix(path),
-        method: None,
-        headers: Vec::new(),
-        query: Vec::new(),
-        request_headers: HeaderChanges::default(),
-        response_headers: HeaderChanges::default(),
-        redirect: None,
-        rewrite: None,
-        timeouts: RuleTimeouts::default(),
-        backends: backends.collect(),
-    }
+    let backends = targets.into_iter().map(fixtures::backend).collect();
+    HttpRule { backends, ..fixtures::http_rule(prefix(path)) }
 }
 
 fn plain(name: &str, address: SocketAddr) -> RouteBackend {
@@ -57,7 +40,7 @@ fn plain(name: &str, address: SocketAddr) -> RouteBackend {
 }
 
 fn set_host(fixture: &mut ActivatorFixture, key: &str, rules: Vec<HttpRule>) {
-    let entry = GatewayHostEntry { key: key.parse().unwrap(), rules, certificate: None };
+    let entry = fixtures::gateway_host(key, rules);
     fixture.apply_change(|table| drop(table.gateway_hosts.insert(entry.key.clone(), entry)));
 }
 
@@ -142,26 +125,8 @@ async fn weights_share_requests_between_backends() {
 async fn hosts_of_routes_and_domain_mappings_stay_with_them() {
     let (mut fixture, pod, other) = start().await;
     let to_other = || vec![rule("/", vec![plain("other:80", other.address)])];
-    let mapped = |host: &str, prefix: &str| MappedDomain {
-        host: host.into(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule: Some(PathRule {
-            prefix: PathPrefix::parse(prefix).unwrap(),
-            strips_prefix: false,
-        }),
-        protocol: DomainProtocol::Http,
-    };
-    fixture.apply_change(|table| {
-        let rules = GatewayRules {
-            mapped_domains: vec![mapped("a.test", "/a"), mapped("*.b.test", "/")],
-            ..GatewayRules::default()
-        };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let mapped = [("a.test", "/a"), ("*.b.test", "/")];
+    fixture.set_mapped_domains(mapped.map(|(host, it)| fixtures::ruled_domain(host, it)).into());
     for key in ["http://hello.default.example.com", "http://a.test", "http://x.b.test", "http://*"]
     {
         set_host(&mut fixture, key, to_other());

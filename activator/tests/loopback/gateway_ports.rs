@@ -9,9 +9,12 @@ use std::{
     time::Duration,
 };
 
-use common::wire::{
-    AllowedSources, AppProtocol, DomainProtocol, EdgeSettings, GatewayRules, MappedDomain,
-    NamespacedName, PathRule, RouteTable, ServiceEntry,
+use common::{
+    fixtures,
+    wire::{
+        AllowedSources, AppProtocol, DomainProtocol, EdgeSettings, GatewayRules, MappedDomain,
+        NamespacedName, PathRule, RouteTable, ServiceEntry,
+    },
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -337,19 +340,35 @@ fn client_hello(host: &str) -> Vec<u8> {
     [&[22, 3, 1][..], &with_length(&message)].concat()
 }
 
-fn passthrough_rules(host: &str) -> GatewayRules {
+/// Passes TLS of a host through to the service, which has no other host.
+fn pass_through(fixture: &mut ActivatorFixture, host: &str) {
     let domain = MappedDomain {
-        host: host.to_owned(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
         // A host below a wildcard is found by its rule.
         path_rule: host.starts_with("*.").then(PathRule::default),
         protocol: DomainProtocol::TlsPassthrough,
+        ..fixtures::mapped_domain(host)
     };
-    GatewayRules { mapped_domains: vec![domain], ..GatewayRules::default() }
+    fixture.set_mapped_domains(vec![domain]);
+}
+
+/// Starts an activator that passes TLS of a host through to its pod, which greets and echoes what it gets.
+async fn start_passthrough(host: &str) -> ActivatorFixture {
+    let mut fixture = start_with_port(unused_port()).await;
+    fixture.add_ready_pod("p", greeting_pod().await);
+    pass_through(&mut fixture, host);
+    fixture
+}
+
+/// Starts an activator without a pod whose handshakes end after a minute, and sends the begin of a ClientHello.
+async fn start_half_hello() -> (ActivatorFixture, TcpStream) {
+    let mut fixture = ActivatorFixture::with(|config| {
+        config.tls_handshake_timeout_ms = 60_000;
+    })
+    .await;
+    pass_through(&mut fixture, "db.example");
+    let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
+    client.write_all(&client_hello("db.example")[..20]).await.unwrap();
+    (fixture, client)
 }
 
 /// Reads as many bytes as `expected` has, and compares them.
@@ -361,12 +380,7 @@ async fn assert_received(client: &mut TcpStream, expected: &[u8]) {
 
 #[tokio::test]
 async fn tls_of_a_passthrough_host_reaches_the_pod_as_it_is() {
-    let mut fixture = start_with_port(unused_port()).await;
-    fixture.add_ready_pod("p", greeting_pod().await);
-    fixture.apply_change(|table| {
-        let rules = passthrough_rules("db.example");
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let fixture = start_passthrough("db.example").await;
     let hello = client_hello("DB.example");
     let passed = [&b"220 ready\n"[..], &hello].concat();
     // At once, and in three parts.
@@ -391,14 +405,11 @@ async fn tls_of_a_passthrough_host_reaches_the_pod_as_it_is() {
 
 #[tokio::test]
 async fn a_passthrough_host_that_goes_has_no_certificate_and_then_a_handshake() {
-    let mut fixture = start_with_port(unused_port()).await;
-    fixture.add_ready_pod("p", greeting_pod().await);
+    let mut fixture = start_passthrough("db.example").await;
     for is_passed in [true, false] {
-        fixture.apply_change(|table| {
-            let rules = passthrough_rules("db.example");
-            let rules = is_passed.then(|| Box::new(rules));
-            table.services.get_mut(&service()).unwrap().gateway_rules = rules;
-        });
+        if !is_passed {
+            fixture.set_mapped_domains(Vec::new());
+        }
         let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
         client.write_all(&client_hello("db.example")).await.unwrap();
         let expected: &[u8] = if is_passed { b"220 ready\n" } else { &[0x15, 3, 3, 0, 2, 2, 112] };
@@ -408,12 +419,7 @@ async fn a_passthrough_host_that_goes_has_no_certificate_and_then_a_handshake() 
 
 #[tokio::test]
 async fn a_wildcard_passes_tls_of_the_names_below_it_through() {
-    let mut fixture = start_with_port(unused_port()).await;
-    fixture.add_ready_pod("p", greeting_pod().await);
-    fixture.apply_change(|table| {
-        let rules = passthrough_rules("*.db.example");
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let fixture = start_passthrough("*.db.example").await;
     let refused: &[u8] = &[0x15, 3, 3, 0, 2, 2, 112];
     for (host, expected) in [
         ("a.db.example", &b"220 ready\n"[..]),
@@ -429,12 +435,7 @@ async fn a_wildcard_passes_tls_of_the_names_below_it_through() {
 /// The kernel has accepted its connection, so that no other activator can serve it.
 #[tokio::test]
 async fn a_passthrough_client_that_comes_just_before_the_stop_reaches_the_pod() {
-    let mut fixture = start_with_port(unused_port()).await;
-    fixture.add_ready_pod("p", greeting_pod().await);
-    fixture.apply_change(|table| {
-        let rules = passthrough_rules("db.example");
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let fixture = start_passthrough("db.example").await;
     let hello = client_hello("db.example");
     // Without an await, so that the activator sees the connection and the stop at the same time.
     let mut client = std::net::TcpStream::connect(fixture.outside_tls).unwrap();
@@ -449,17 +450,7 @@ async fn a_passthrough_client_that_comes_just_before_the_stop_reaches_the_pod() 
 #[tokio::test]
 async fn half_a_client_hello_ends_at_the_deadline_of_handshakes() {
     let most = Duration::from_secs(60);
-    let mut fixture = ActivatorFixture::with(|config| {
-        config.tls_handshake_timeout_ms = 60_000;
-    })
-    .await;
-    fixture.apply_change(|table| {
-        let rules = passthrough_rules("db.example");
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
-    let hello = client_hello("db.example");
-    let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
-    client.write_all(&hello[..20]).await.unwrap();
+    let (fixture, _client) = start_half_hello().await;
     wait_until(|| fixture.metric("rouse_activator_client_connections") == 1.0).await;
     let clock = PausedClock::start_paused();
     clock.advance(most + Duration::from_secs(1)).await;
@@ -470,17 +461,7 @@ async fn half_a_client_hello_ends_at_the_deadline_of_handshakes() {
 /// The bytes of the client stay in the kernel, where they hide its FIN from a look.
 #[tokio::test]
 async fn half_a_client_hello_with_an_end_behind_it_ends_before_the_deadline() {
-    let mut fixture = ActivatorFixture::with(|config| {
-        config.tls_handshake_timeout_ms = 60_000;
-    })
-    .await;
-    fixture.apply_change(|table| {
-        let rules = passthrough_rules("db.example");
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
-    let hello = client_hello("db.example");
-    let mut client = TcpStream::connect(fixture.outside_tls).await.unwrap();
-    client.write_all(&hello[..20]).await.unwrap();
+    let (fixture, mut client) = start_half_hello().await;
     client.shutdown().await.unwrap();
     let closed = "rouse_activator_tls_handshakes_total{result=\"closed\"}";
     let is_open =

@@ -3,17 +3,18 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::wire::{
-    DomainProtocol, GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix,
-    PathRule, RouteTag, RouteTarget, TagRouting,
+use common::{
+    fixtures,
+    wire::{
+        GatewayRules, HttpChallenge, MappedDomain, NamespacedName, PathPrefix, PathRule, RouteTag,
+        RouteTarget, TagRouting,
+    },
 };
 use http::Request;
 
 use crate::{
     h2c::Http2TestClient,
-    harness::{
-        self, ActivatorFixture, FakeHttp1Pod, OK, hello_revision, hello_service, service, start_pod,
-    },
+    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, hello_revision, hello_service, start_pod},
 };
 
 fn status(response: &str) -> &str {
@@ -24,23 +25,8 @@ fn get(host: &str, fields: &str) -> String {
     format!("GET /a?b=c HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n")
 }
 
-fn set_gateway_rules(fixture: &mut ActivatorFixture, rules: GatewayRules) {
-    fixture.apply_change(|table| {
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
-}
-
 fn domain(host: &str, rewrite: Option<&str>) -> MappedDomain {
-    MappedDomain {
-        protocol: DomainProtocol::Http,
-        host: host.into(),
-        host_rewrite: rewrite.map(Into::into),
-        redirects_to_https: false,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule: None,
-    }
+    MappedDomain { host_rewrite: rewrite.map(Into::into), ..fixtures::mapped_domain(host) }
 }
 
 async fn start_awake() -> (ActivatorFixture, FakeHttp1Pod) {
@@ -53,13 +39,7 @@ async fn start_awake() -> (ActivatorFixture, FakeHttp1Pod) {
 #[tokio::test]
 async fn each_entrypoint_routes_its_own_hosts() {
     let (mut fixture, pod) = start_awake().await;
-    set_gateway_rules(
-        &mut fixture,
-        GatewayRules {
-            mapped_domains: vec![domain("shop.example", None)],
-            ..GatewayRules::default()
-        },
-    );
+    fixture.set_mapped_domains(vec![domain("shop.example", None)]);
     let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     let local = ["hello.default", "hello.default.svc", "hello.default.svc.cluster.local"];
     // The Revision's own Service routes to the inner gateway.
@@ -106,7 +86,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
     let (mut fixture, pod) = start_awake().await;
     let mapped_domains =
         vec![domain("shop.example", None), domain("old.example", Some("hello.default.svc"))];
-    set_gateway_rules(&mut fixture, GatewayRules { mapped_domains, ..GatewayRules::default() });
+    fixture.set_mapped_domains(mapped_domains);
     assert_eq!(
         status(&fixture.exchange_at(fixture.outside, &get("Shop.example", "")).await),
         "200"
@@ -128,13 +108,7 @@ async fn a_domain_reaches_its_service_and_goes_with_it() {
         "{heads}"
     );
 
-    set_gateway_rules(
-        &mut fixture,
-        GatewayRules {
-            mapped_domains: vec![domain("shop.example", None)],
-            ..GatewayRules::default()
-        },
-    );
+    fixture.set_mapped_domains(vec![domain("shop.example", None)]);
     let known = async |host: &str| {
         status(&fixture.exchange_at(fixture.outside, &get(host, "")).await) == "200"
     };
@@ -153,14 +127,11 @@ async fn a_challenge_is_responded_to_before_the_redirect() {
         token: "t0k-en_".into(),
         response: "t0k-en_.hash".into(),
     };
-    set_gateway_rules(
-        &mut fixture,
-        GatewayRules {
-            mapped_domains: vec![redirected],
-            challenges: vec![challenge],
-            ..GatewayRules::default()
-        },
-    );
+    fixture.set_gateway_rules(GatewayRules {
+        mapped_domains: vec![redirected],
+        challenges: vec![challenge],
+        ..GatewayRules::default()
+    });
     let ask = async |host: &str, token: &str| {
         let path = format!("/.well-known/acme-challenge/{token}");
         let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
@@ -173,7 +144,7 @@ async fn a_challenge_is_responded_to_before_the_redirect() {
     assert_eq!(status(&ask("shop.example", "other").await), "301");
     assert_eq!(status(&ask("hello.default.example.com", "t0k-en_").await), "200");
     assert_eq!(pod.requests(), 1);
-    set_gateway_rules(&mut fixture, GatewayRules::default());
+    fixture.set_gateway_rules(GatewayRules::default());
     assert_eq!(
         status(&fixture.exchange_at(fixture.outside, &get("shop.example", "")).await),
         "404"
@@ -185,10 +156,11 @@ async fn a_redirected_host_leads_to_https_from_outside_only() {
     let (mut fixture, pod) = start_awake().await;
     let redirected = MappedDomain { redirects_to_https: true, ..domain("shop.example", None) };
     let mapped_domains = vec![redirected, domain("plain.example", None)];
-    set_gateway_rules(
-        &mut fixture,
-        GatewayRules { redirects_to_https: true, mapped_domains, ..GatewayRules::default() },
-    );
+    fixture.set_gateway_rules(GatewayRules {
+        redirects_to_https: true,
+        mapped_domains,
+        ..GatewayRules::default()
+    });
     for (host, to) in [
         ("hello.default.example.com:8080", Some("https://hello.default.example.com/a?b=c")),
         ("Shop.example", Some("https://shop.example/a?b=c")),
@@ -220,10 +192,7 @@ fn share_hosts(fixture: &mut ActivatorFixture, api: SocketAddr) {
         ruled_domain("shop.example", "/api", true),
         ruled_domain("*.shop.example", "/v1", false),
     ];
-    set_gateway_rules(
-        fixture,
-        GatewayRules { mapped_domains: of_hello, ..GatewayRules::default() },
-    );
+    fixture.set_mapped_domains(of_hello);
     fixture.apply_change(|table| {
         let mut it = hello_revision();
         it.name = second.clone();
@@ -288,7 +257,7 @@ async fn the_paths_of_a_host_reach_their_services() {
     }
     assert_eq!((pod.requests(), api.requests()), (before.0, before.1 + 1));
     // Without the rule of all paths, the host serves those of its prefix only.
-    set_gateway_rules(&mut fixture, GatewayRules::default());
+    fixture.set_gateway_rules(GatewayRules::default());
     for (target, code) in [("/api/x", "200"), ("/", "404"), ("/apis", "404")] {
         let response = ask(&fixture, "shop.example", target).await;
         assert_eq!(status(&response), code, "{target}: {response}");
@@ -324,7 +293,7 @@ async fn a_header_chooses_a_tag_where_the_route_says_so() {
 
     let tags = vec![RouteTag { name: "blue".into(), service: tagged.clone() }];
     let tag_routing = Some(TagRouting::ChooseTag(tags));
-    set_gateway_rules(&mut fixture, GatewayRules { tag_routing, ..GatewayRules::default() });
+    fixture.set_gateway_rules(GatewayRules { tag_routing, ..GatewayRules::default() });
     let port = SocketAddr::from(([127, 0, 0, 1], fixture.port));
     for address in [fixture.outside, port, fixture.inside] {
         let response = fixture.exchange_at(address, &get(host, asked)).await;

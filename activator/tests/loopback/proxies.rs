@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     h2c::Http2TestClient,
-    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, read_rest, service, start_pod},
+    harness::{self, ActivatorFixture, FakeHttp1Pod, OK, read_rest, start_pod},
 };
 
 const HOST: &str = "hello.default.example.com";
@@ -47,10 +47,8 @@ fn status(response: &str) -> &str {
 #[tokio::test]
 async fn a_host_that_redirects_to_https_is_served_behind_a_balancer_that_ended_tls() {
     let (mut fixture, pod) = start_awake(trusting(&["127.0.0.0/8"], false)).await;
-    fixture.apply_change(|table| {
-        let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+    fixture.set_gateway_rules(rules);
     for (fields, code) in [
         ("", "301"),
         ("x-forwarded-proto: http\r\n", "301"),

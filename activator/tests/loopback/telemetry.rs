@@ -11,9 +11,12 @@ use std::{
 };
 
 use activator::telemetry::request_rows::RowLabels;
-use common::wire::{
-    DomainProtocol, GatewayRules, MappedDomain, OtlpCollector, OtlpProtocol, PathRule,
-    RequestMetricsSettings, SamplingRate, TelemetrySettings, TraceSettings,
+use common::{
+    fixtures,
+    wire::{
+        OtlpCollector, OtlpProtocol, RequestMetricsSettings, SamplingRate, TelemetrySettings,
+        TraceSettings,
+    },
 };
 use opentelemetry_proto::tonic::{
     collector::{
@@ -38,8 +41,8 @@ use tokio::{
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, service,
-    start_pod, unused_port, wait_until,
+    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, start_pod,
+    unused_port, wait_until,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -432,21 +435,10 @@ async fn a_change_of_traces_does_not_put_off_the_metrics() {
 #[tokio::test]
 async fn requests_below_a_wildcard_share_the_row_of_the_wildcard() {
     let (mut fixture, _pod) = start_with_pod().await;
-    let mapped = MappedDomain {
-        host: "*.shop.example".into(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule: Some(PathRule::default()),
-        protocol: DomainProtocol::Http,
-    };
-    let rules = GatewayRules { mapped_domains: vec![mapped], ..GatewayRules::default() };
+    fixture.set_mapped_domains(vec![fixtures::ruled_domain("*.shop.example", "/")]);
     let interval = RequestMetricsSettings::DEFAULT_INTERVAL;
     let metrics = RequestMetricsSettings { collector: None, interval };
     fixture.apply_change(|table| {
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
         table.settings.telemetry = TelemetrySettings { traces: None, metrics: Some(metrics) };
     });
     for client in ["a", "b", "c"] {

@@ -5,11 +5,11 @@ use std::{io, num::NonZeroU16, sync::Arc, time::Duration};
 
 use activator::{ActivatorConfig, ActivatorError};
 use common::{
-    fixtures::certificates::{TestAuthority, TestCertificate},
-    wire::{
-        DomainProtocol, EdgeSettings, GatewayHostEntry, GatewayHostKey, GatewayRules, MappedDomain,
-        NamespacedName, PathPrefix, PathRule,
+    fixtures::{
+        self,
+        certificates::{TestAuthority, TestCertificate},
     },
+    wire::{EdgeSettings, GatewayRules, MappedDomain, NamespacedName},
 };
 use http::Request;
 use rustls::{
@@ -26,7 +26,7 @@ use crate::{
     h2c::{self, Http2TestClient},
     harness::{
         ActivatorFixture, FakeHttp1Pod, LONG, OK, PausedClock, read_head, read_rest, read_until,
-        revision, service, start_pod, start_pod_with, wait_until,
+        revision, start_pod, start_pod_with, wait_until,
     },
     messages::start_pod_once,
     running_activator::RunningActivatorFixture,
@@ -129,23 +129,7 @@ async fn alpn_selects_the_version() {
 }
 
 fn mapped(host: &str, certificate: Option<&NamespacedName>) -> MappedDomain {
-    MappedDomain {
-        protocol: DomainProtocol::Http,
-        host: host.to_owned(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: certificate.cloned(),
-        client_auth: None,
-        hsts: None,
-        path_rule: None,
-    }
-}
-
-fn set_mapped_domains(fixture: &mut ActivatorFixture, mapped_domains: Vec<MappedDomain>) {
-    fixture.apply_change(|table| {
-        let rules = GatewayRules { mapped_domains, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    MappedDomain { certificate: certificate.cloned(), ..fixtures::mapped_domain(host) }
 }
 
 /// Puts a certificate in force that a mapping names.
@@ -177,7 +161,7 @@ async fn each_name_gets_its_certificate() {
         mapped("pending.wild.example", Some(&missing)),
         mapped("plain.wild.example", None),
     ];
-    set_mapped_domains(&mut fixture, domains);
+    fixture.set_mapped_domains(domains);
     let (mut nameless, with_name) = (client_config(&[]), client_config(&[]));
     nameless.enable_sni = false;
     let (nameless, with_name) = (Arc::new(nameless), Arc::new(with_name));
@@ -207,13 +191,12 @@ async fn hosts_with_wildcards_and_path_rules_get_their_certificate() {
     set_default(&mut fixture, &default);
     let own_name = NamespacedName::new("default", "own");
     set_certificate(&mut fixture, &own_name, &own);
-    let ruled = |host: &str, prefix: &str| {
-        let prefix = PathPrefix::parse(prefix).unwrap();
-        let path_rule = Some(PathRule { prefix, strips_prefix: false });
-        MappedDomain { path_rule, ..mapped(host, Some(&own_name)) }
+    let ruled = |host: &str, prefix: &str| MappedDomain {
+        certificate: Some(own_name.clone()),
+        ..fixtures::ruled_domain(host, prefix)
     };
     let domains = vec![ruled("*.wild.example", "/"), ruled("paths.example", "/a")];
-    set_mapped_domains(&mut fixture, domains);
+    fixture.set_mapped_domains(domains);
     let config = Arc::new(client_config(&[]));
     for (name, issued) in [
         ("a.wild.example", &own),
@@ -234,10 +217,9 @@ async fn hosts_of_the_gateway_api_get_the_certificate_of_their_listener() {
     set_default(&mut fixture, &default);
     let own_name = NamespacedName::new("default", "own");
     set_certificate(&mut fixture, &own_name, &own);
-    let key: GatewayHostKey = "https://*.gateway.example".parse().unwrap();
-    let certificate = Some(own_name);
-    let entry = GatewayHostEntry { key: key.clone(), rules: Vec::new(), certificate };
-    fixture.apply_change(|table| drop(table.gateway_hosts.insert(key, entry)));
+    let mut entry = fixtures::gateway_host("https://*.gateway.example", Vec::new());
+    entry.certificate = Some(own_name);
+    fixture.apply_change(|table| drop(table.gateway_hosts.insert(entry.key.clone(), entry)));
     let config = Arc::new(client_config(&[]));
     for (name, issued) in [
         ("a.gateway.example", &own),
@@ -264,14 +246,14 @@ async fn without_a_default_an_unknown_name_gets_alert_112() {
     assert_eq!(refusal(&fixture, HOST).await, unrecognized, "no certificate at all");
     let (name, own) = (NamespacedName::new("default", "own"), authority.issue(&["shop.example"]));
     set_certificate(&mut fixture, &name, &own);
-    set_mapped_domains(&mut fixture, vec![mapped("shop.example", Some(&name))]);
+    fixture.set_mapped_domains(vec![mapped("shop.example", Some(&name))]);
     let client = open(fixture.outside_tls, client_config(&[]), "shop.example").await.unwrap();
     assert!(presented(&client) == leaf(&own));
     assert_eq!(refusal(&fixture, HOST).await, unrecognized, "another name");
     assert_eq!(refusal(&fixture, "127.0.0.1").await, unrecognized, "no name");
     wait_until(|| handshakes(&fixture, "no_certificate") == 3.0).await;
     // A certificate of a mapping is for no other host, also if its names cover it.
-    set_mapped_domains(&mut fixture, vec![]);
+    fixture.set_mapped_domains(vec![]);
     assert_eq!(refusal(&fixture, "shop.example").await, unrecognized, "no mapping names it");
 }
 
@@ -428,10 +410,8 @@ async fn a_silent_handshake_gives_way_to_a_request_at_the_bound() {
 #[tokio::test]
 async fn a_redirected_host_is_served_over_tls_and_redirected_without() {
     let (mut fixture, _, pod) = start_awake().await;
-    fixture.apply_change(|table| {
-        let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
-        table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-    });
+    let rules = GatewayRules { redirects_to_https: true, ..GatewayRules::default() };
+    fixture.set_gateway_rules(rules);
     let response = exchange(&fixture, &get("")).await;
     assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
     let client = open(fixture.outside_tls, client_config(&["h2"]), HOST).await.unwrap();

@@ -4,10 +4,13 @@
 use std::{io, sync::Arc, time::Duration};
 
 use common::{
-    fixtures::certificates::{TestAuthority, TestCertificate},
+    fixtures::{
+        self,
+        certificates::{TestAuthority, TestCertificate},
+    },
     wire::{
-        ClientAuth, ClientCaEntry, ClientCaMaterial, DomainProtocol, GatewayRules, HstsPolicy,
-        MappedDomain, NamespacedName, TlsCipher, TlsMinVersion, TlsSettings,
+        ClientAuth, ClientCaEntry, ClientCaMaterial, HstsPolicy, MappedDomain, NamespacedName,
+        TlsCipher, TlsMinVersion, TlsSettings,
     },
 };
 use http::Request;
@@ -20,9 +23,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
     h2c::Http2TestClient,
-    harness::{
-        ActivatorFixture, FakeHttp1Pod, OK, read_rest, read_until, service, start_pod, wait_until,
-    },
+    harness::{ActivatorFixture, FakeHttp1Pod, OK, read_rest, read_until, start_pod, wait_until},
     tls_client::{
         HOST, client_auth_config, client_config, open, received_alert, send, set_default,
         versioned_config,
@@ -49,16 +50,7 @@ fn ca_name() -> NamespacedName {
 }
 
 fn mapped(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
-    MappedDomain {
-        protocol: DomainProtocol::Http,
-        host: host.to_owned(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth,
-        hsts: None,
-        path_rule: None,
-    }
+    MappedDomain { client_auth, ..fixtures::mapped_domain(host) }
 }
 
 fn client_auth(is_optional: bool) -> Option<ClientAuth> {
@@ -77,20 +69,13 @@ impl PolicyFixture {
         let pod = start_pod(response, Duration::ZERO).await;
         activator.add_ready_pod("p", pod.address);
         let mut fixture = Self { activator, pod, clients: TestAuthority::new() };
-        fixture.set_domains(vec![
+        fixture.activator.set_mapped_domains(vec![
             mapped(REQUIRED, client_auth(false)),
             mapped(OPTIONAL, client_auth(true)),
             mapped(OPEN, None),
         ]);
         fixture.set_ca(fixture.clients.client_ca());
         fixture
-    }
-
-    fn set_domains(&mut self, mapped_domains: Vec<MappedDomain>) {
-        self.activator.apply_change(|table| {
-            let rules = GatewayRules { mapped_domains, ..GatewayRules::default() };
-            table.services.get_mut(&service()).unwrap().gateway_rules = Some(Box::new(rules));
-        });
     }
 
     fn set_ca(&mut self, material: ClientCaMaterial) {
@@ -245,7 +230,7 @@ async fn a_rule_that_changes_holds_for_open_connections() {
     let config = client_config(&["h2"]);
     let stream = open(fixture.activator.outside_tls, config, OPEN).await.unwrap();
     let http2_client = Http2TestClient::over(stream).await;
-    fixture.set_domains(vec![mapped(OPEN, client_auth(false))]);
+    fixture.activator.set_mapped_domains(vec![mapped(OPEN, client_auth(false))]);
     send(&mut client, get(OPEN, "")).await;
     // Without an end of the connection, the client would send its next request over it too.
     let response = read_rest(&mut client).await;
@@ -275,7 +260,7 @@ async fn a_connection_of_http2_ends_with_the_rule_of_its_own_host() {
     };
     assert_eq!(status(REQUIRED).await, 421);
     assert_eq!(status(OPTIONAL).await, 200, "another host's 421 does not end it");
-    fixture.set_domains(vec![mapped(OPTIONAL, client_auth(false))]);
+    fixture.activator.set_mapped_domains(vec![mapped(OPTIONAL, client_auth(false))]);
     assert_eq!(status(OPTIONAL).await, 421);
     wait_until(|| client.is_closed()).await;
     assert_eq!(fixture.pod.requests(), 1);
@@ -311,7 +296,7 @@ async fn without_authorities_a_host_accepts_no_client() {
     let alice = fixture.clients.issue_client("alice");
     fixture.activator.apply_change(|table| table.client_cas.clear());
     let unnamed = "unnamed.example";
-    fixture.set_domains(vec![
+    fixture.activator.set_mapped_domains(vec![
         mapped(REQUIRED, client_auth(false)),
         mapped(OPTIONAL, client_auth(true)),
         mapped(unnamed, Some(ClientAuth { ca: None, is_optional: true })),
@@ -379,7 +364,7 @@ async fn strict_transport_security_is_sent_over_tls_alone() {
     };
     assert_eq!(sent(&fixture, OPEN).await, "", "there is no policy");
     let of_domain = MappedDomain { hsts: hsts("max-age=2"), ..mapped(OPEN, None) };
-    fixture.set_domains(vec![of_domain, mapped("other.example", None)]);
+    fixture.activator.set_mapped_domains(vec![of_domain, mapped("other.example", None)]);
     assert_eq!(sent(&fixture, OPEN).await, "max-age=2");
     assert_eq!(sent(&fixture, HOST).await, "");
     fixture.activator.apply_change(|table| table.settings.edge.hsts = hsts("max-age=1; preload"));

@@ -4,10 +4,13 @@
 use std::sync::Arc;
 
 use common::{
-    fixtures::certificates::{TestAuthority, TestCertificate},
+    fixtures::{
+        self,
+        certificates::{TestAuthority, TestCertificate},
+    },
     wire::{
-        AppProtocol, ClientAuth, ClientCaEntry, DomainProtocol, GatewayRules, MappedDomain,
-        NamespacedName, PathRule,
+        AppProtocol, ClientAuth, ClientCaEntry, DomainProtocol, MappedDomain, NamespacedName,
+        PathRule,
     },
 };
 use rustls::{
@@ -34,15 +37,12 @@ const HOST: &str = "db.example";
 
 fn domain(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
     MappedDomain {
-        host: host.to_owned(),
-        host_rewrite: None,
-        redirects_to_https: false,
         certificate: Some(certificate_name()),
         client_auth,
-        hsts: None,
         // A host below a wildcard is found by its rule.
         path_rule: host.starts_with("*.").then(PathRule::default),
         protocol: DomainProtocol::TcpOverTls,
+        ..fixtures::mapped_domain(host)
     }
 }
 
@@ -62,12 +62,9 @@ async fn start(host: &str, client_auth: Option<ClientAuth>) -> (ActivatorFixture
         let name = certificate_name();
         table.certificates.insert(name.clone(), issued.entry(&name));
         table.revisions.get_mut(&revision()).unwrap().protocol = AppProtocol::Tcp;
-        let entry = table.services.get_mut(&service()).unwrap();
-        let mapped_domains = vec![domain(host, client_auth)];
-        let rules = GatewayRules { mapped_domains, ..GatewayRules::default() };
-        entry.protocol = Some(AppProtocol::Tcp);
-        entry.gateway_rules = Some(Box::new(rules));
+        table.services.get_mut(&service()).unwrap().protocol = Some(AppProtocol::Tcp);
     });
+    fixture.set_mapped_domains(vec![domain(host, client_auth)]);
     (fixture, issued)
 }
 

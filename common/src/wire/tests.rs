@@ -1,5 +1,5 @@
 use super::*;
-use crate::request_log::LogTemplate;
+use crate::{fixtures, request_log::LogTemplate};
 
 mod certificates;
 mod client_auth;
@@ -191,14 +191,11 @@ fn gateway_rules_of_a_service_survive_the_wire() {
         Some(TagRouting::ServeTag("b".into())),
     ] {
         let domain = |host_rewrite: Option<String>| MappedDomain {
-            protocol: DomainProtocol::Http,
-            host: "a.example".into(),
             redirects_to_https: true,
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),
-            client_auth: None,
             hsts: host_rewrite.is_some().then(hsts),
-            path_rule: None,
             host_rewrite,
+            ..fixtures::mapped_domain("a.example")
         };
         let mapped_domains = vec![domain(None), domain(Some("hello.default.svc".into()))];
         let challenges = vec![HttpChallenge {

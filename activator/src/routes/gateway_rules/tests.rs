@@ -1,27 +1,10 @@
 //! Pure: the rule that a request gets, compared with a reference that reads the specification's text.
 
-use common::wire::HeaderChanges;
+use common::fixtures::http_rule as rule;
 use http::Request;
 use proptest::prelude::*;
 
 use super::*;
-
-fn rule(path: PathMatch) -> HttpRule {
-    HttpRule {
-        route: NamespacedName::new("default", "shop"),
-        is_grpc: false,
-        path,
-        method: None,
-        headers: Vec::new(),
-        query: Vec::new(),
-        request_headers: HeaderChanges::default(),
-        response_headers: HeaderChanges::default(),
-        redirect: None,
-        rewrite: None,
-        timeouts: RuleTimeouts::default(),
-        backends: Vec::new(),
-    }
-}
 
 fn exact(path: &str) -> PathMatch {
     PathMatch::parse_exact(path).unwrap()

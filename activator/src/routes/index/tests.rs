@@ -4,10 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{
     fixtures,
-    wire::{
-        GatewayHostEntry, GatewayHostKey, GatewayRules, MappedDomain, PathRule, PodEntry,
-        RoutingPhase, ServiceEntry,
-    },
+    wire::{GatewayRules, MappedDomain, PodEntry, RoutingPhase, ServiceEntry},
 };
 use futures::FutureExt as _;
 use proptest::prelude::*;
@@ -221,24 +218,16 @@ fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {
 fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_through() {
     let index = new_index();
     let name = NamespacedName::new("default", "db");
-    let domain = MappedDomain {
-        host: "*.b.test".to_owned(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule: Some(PathRule::default()),
-        protocol: DomainProtocol::TlsPassthrough,
-    };
+    let protocol = DomainProtocol::TlsPassthrough;
+    let domain = MappedDomain { protocol, ..fixtures::ruled_domain("*.b.test", "/") };
     let rules = GatewayRules { mapped_domains: vec![domain], ..GatewayRules::default() };
     let gateway_rules = Some(Box::new(rules));
     let entry = ServiceEntry { gateway_rules, ..fixtures::service(&name, &name) };
     apply_change(&index, RouteKey::Service(name), RouteChange::Service(entry));
     for key in ["https://x.b.test", "https://*"] {
-        let key: GatewayHostKey = key.parse().unwrap();
-        let entry = GatewayHostEntry { key: key.clone(), rules: Vec::new(), certificate: None };
-        apply_change(&index, RouteKey::GatewayHost(key), RouteChange::GatewayHost(entry));
+        let entry = fixtures::gateway_host(key, Vec::new());
+        let key = RouteKey::GatewayHost(entry.key.clone());
+        apply_change(&index, key, RouteChange::GatewayHost(entry));
     }
     let passes = |host: &str| index.passthrough_service(host).is_some();
     assert!(!passes("x.b.test") && passes("y.b.test") && !passes("c.test"));

@@ -3,19 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::fixtures;
 
 fn domain(host: &str, client_auth: Option<ClientAuth>) -> MappedDomain {
-    MappedDomain {
-        protocol: DomainProtocol::Http,
-        host: host.into(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth,
-        hsts: None,
-        path_rule: None,
-    }
+    MappedDomain { client_auth, ..fixtures::mapped_domain(host) }
 }
 
 fn client_auth(ca: Option<&str>, is_optional: bool) -> Option<ClientAuth> {

@@ -8,9 +8,7 @@ fn rule() -> HttpRule {
     let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
     let backend = |weight: u32, target| WeightedBackend {
         weight: NonZeroU32::new(weight).expect("not zero"),
-        target,
-        request_headers: HeaderChanges::default(),
-        response_headers: HeaderChanges::default(),
+        ..fixtures::backend(target)
     };
     let plain = PlainBackend {
         name: name("default/db:8080"),
@@ -18,9 +16,6 @@ fn rule() -> HttpRule {
         protocol: AppProtocol::H2c,
     };
     HttpRule {
-        route: name("default/shop"),
-        is_grpc: false,
-        path: PathMatch::parse_exact("/a/").expect("a path"),
         method: Some("GET".into()),
         headers: pair("version", "2"),
         query: pair("q", "1"),
@@ -37,13 +32,12 @@ fn rule() -> HttpRule {
             path: None,
             status: 301,
         }),
-        rewrite: None,
-        timeouts: RuleTimeouts::default(),
         backends: vec![
             backend(1, RouteBackend::Service(name("default/hello"))),
             backend(7, RouteBackend::Plain(plain)),
             backend(1_000_000, RouteBackend::Unresolved),
         ],
+        ..fixtures::http_rule(PathMatch::parse_exact("/a/").expect("a path"))
     }
 }
 
@@ -66,20 +60,10 @@ fn changed_rule() -> HttpRule {
 
 fn entry(key: &str) -> GatewayHostEntry {
     let prefix = PathMatch::Prefix(PathPrefix::parse("/b").expect("a prefix"));
-    let empty = HttpRule {
-        path: PathMatch::Prefix(PathPrefix::ALL),
-        method: None,
-        headers: Vec::new(),
-        query: Vec::new(),
-        request_headers: HeaderChanges::default(),
-        response_headers: HeaderChanges::default(),
-        redirect: None,
-        backends: Vec::new(),
-        ..rule()
-    };
+    let empty = fixtures::http_rule(PathMatch::Prefix(PathPrefix::ALL));
     let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, changed_rule(), empty];
     let certificate = Some(name("default/shop.tls"));
-    GatewayHostEntry { key: key.parse().expect("a key"), rules, certificate }
+    GatewayHostEntry { certificate, ..fixtures::gateway_host(key, rules) }
 }
 
 #[test]

@@ -3,16 +3,7 @@
 use super::*;
 
 fn domain(host: &str, path_rule: Option<PathRule>) -> MappedDomain {
-    MappedDomain {
-        host: host.into(),
-        host_rewrite: None,
-        redirects_to_https: false,
-        certificate: None,
-        client_auth: None,
-        hsts: None,
-        path_rule,
-        protocol: DomainProtocol::Http,
-    }
+    MappedDomain { path_rule, ..fixtures::mapped_domain(host) }
 }
 
 fn rule(prefix: &str, strips_prefix: bool) -> Option<PathRule> {
