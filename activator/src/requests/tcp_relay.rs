@@ -6,7 +6,8 @@
 
 use std::{
     io,
-    sync::atomic::{AtomicU64, Ordering},
+    pin::{Pin, pin},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -27,7 +28,7 @@ pub(super) const COPY_BUFFER_BYTES: usize = 8 << 10;
 
 /// Time for which the rest of what a broken side has sent is passed on. Otherwise a receiver that reads nothing would
 /// keep the connection, and with it the pod, for as long as it likes.
-pub(super) const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
+const BROKEN_SIDE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Error because of which a connection ended before both sides had closed it.
 #[derive(Debug, thiserror::Error)]
@@ -47,11 +48,6 @@ impl TcpRelayError {
     /// Error of the connection to the pod.
     pub(super) fn of_pod(source: io::Error) -> Self {
         Self { peer: TcpRelayPeer::Pod, source }
-    }
-
-    /// Returns true if the pod has broken off.
-    pub(super) fn is_of_pod(&self) -> bool {
-        self.peer == TcpRelayPeer::Pod
     }
 }
 
@@ -129,7 +125,7 @@ impl RelaySide<'_> {
 }
 
 /// Result of one direction. The error names the side that has broken off.
-type HalfResult = Result<(), TcpRelayError>;
+pub(super) type HalfResult = Result<(), TcpRelayError>;
 
 /// Result of one step of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,24 +147,42 @@ pub(crate) async fn relay_tcp(
 ) -> Result<(), TcpRelayError> {
     let client = RelaySide { peer: TcpRelayPeer::Client, stream: client };
     let pod = RelaySide { peer: TcpRelayPeer::Pod, stream: pod };
-    let up = copy_half(client, pod, pipes, activity);
-    let down = copy_half(pod, client, pipes, activity);
-    tokio::pin!(up, down);
+    let is_broken = AtomicBool::new(false);
+    let up = pin!(relay_half(client, pod, pipes, activity, &is_broken));
+    let down = pin!(relay_half(pod, client, pipes, activity, &is_broken));
+    let wait_broken = pin!(async {
+        tokio::select! {
+            error = client.wait_broken() => error,
+            error = pod.wait_broken() => error,
+        }
+    });
+    run_directions(up, down, wait_broken, &is_broken).await
+}
+
+/// Runs both directions of a relay until both have ended or one side has broken off. Each passes on the end of its bytes
+/// itself, unless `is_broken` is true by then. `wait_broken` returns once a side has broken off, whatever is read.
+pub(super) async fn run_directions(
+    mut up: Pin<&mut impl Future<Output = HalfResult>>,
+    mut down: Pin<&mut impl Future<Output = HalfResult>>,
+    mut wait_broken: Pin<&mut impl Future<Output = TcpRelayError>>,
+    is_broken: &AtomicBool,
+) -> HalfResult {
+    // A completed future must not be polled again, so each branch is switched off once its direction has ended.
     let (mut up_ended, mut down_ended) = (false, false);
     let error = loop {
+        // Both run in this task. Neither waits for the other, or a full buffer on one side would stop both.
         let end = tokio::select! {
             end = up.as_mut(), if !up_ended => {
                 up_ended = true;
-                end.and_then(|()| pod.close_sending_half())
+                end
             }
             end = down.as_mut(), if !down_ended => {
                 down_ended = true;
-                end.and_then(|()| client.close_sending_half())
+                end
             }
             // No read finds out that a side is gone from which nothing is read: it has closed its half, or the other
             // side takes no more bytes.
-            error = client.wait_broken() => Err(error),
-            error = pod.wait_broken() => Err(error),
+            error = wait_broken.as_mut() => Err(error),
         };
         match end {
             Ok(()) if up_ended && down_ended => return Ok(()),
@@ -176,13 +190,30 @@ pub(crate) async fn relay_tcp(
             Err(error) => break error,
         }
     };
-    // The kernel reports a reset once. Reads end then as if the sender had closed its half, which is not passed on.
+    is_broken.store(true, Ordering::Relaxed);
+    // What the broken side has sent before is passed on.
     let _end_is_no_news = match error.peer {
         TcpRelayPeer::Client if !up_ended => timeout(BROKEN_SIDE_TIMEOUT, up).await,
         TcpRelayPeer::Pod if !down_ended => timeout(BROKEN_SIDE_TIMEOUT, down).await,
         TcpRelayPeer::Client | TcpRelayPeer::Pod => return Err(error),
     };
     Err(error)
+}
+
+/// Passes on in one direction the bytes and then their end.
+async fn relay_half(
+    from: RelaySide<'_>,
+    to: RelaySide<'_>,
+    pipes: &SplicePipes,
+    activity: &RelayActivity,
+    is_broken: &AtomicBool,
+) -> HalfResult {
+    copy_half(from, to, pipes, activity).await?;
+    // The kernel reports a reset once. Reads end then as if the sender had closed its half, which is not passed on.
+    if is_broken.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    to.close_sending_half()
 }
 
 /// Passes bytes on in one direction until the sender closes its half.

@@ -6,7 +6,7 @@
 use std::{
     future::poll_fn,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -18,13 +18,13 @@ use tokio::{
     io::{AsyncWrite as _, ReadBuf},
     net::TcpStream,
     task::coop::consume_budget,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 use crate::{
     clients::client_stream::AcceptedStream,
     requests::tcp_relay::{
-        BROKEN_SIDE_TIMEOUT, COPY_BUFFER_BYTES, RelayActivity, TcpRelayError, write_all,
+        COPY_BUFFER_BYTES, HalfResult, RelayActivity, TcpRelayError, run_directions, write_all,
     },
     tcp_socket,
 };
@@ -90,58 +90,35 @@ pub(crate) async fn relay_tls(
     client: AcceptedStream,
     pod: &TcpStream,
     activity: &RelayActivity,
-) -> Result<(), TcpRelayError> {
+) -> HalfResult {
     let client = TlsRelayClient(Mutex::new(client));
-    let pod_is_broken = AtomicBool::new(false);
-    // Both directions run in this task. Neither waits for the other, or a full buffer on one side would stop both.
-    let up = copy_to_pod(&client, pod, activity);
-    let down = async {
+    let is_broken = AtomicBool::new(false);
+    let up = pin!(async {
+        copy_to_pod(&client, pod, activity).await?;
+        if is_broken.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // The client's `close_notify` ends only its own bytes (RFC 8446 §6.1). It becomes a FIN for the pod.
+        tcp_socket::close_sending_half(pod).map_err(TcpRelayError::of_pod)
+    });
+    let down = pin!(async {
         copy_to_client(pod, &client, activity).await?;
         // Once the error of a pod has been read, its bytes end as if it had closed its half.
-        if pod_is_broken.load(Ordering::Relaxed) {
+        if is_broken.load(Ordering::Relaxed) {
             return Ok(());
         }
         client.close_sending_half().await.map_err(TcpRelayError::of_client)
-    };
-    tokio::pin!(up, down);
-    // A completed future must not be polled again, so each branch is switched off once its direction has ended.
-    let (mut up_ended, mut down_ended) = (false, false);
-    let error = loop {
-        let end = tokio::select! {
-            end = up.as_mut(), if !up_ended => {
-                up_ended = true;
-                // The client's `close_notify` ends only its own bytes (RFC 8446 §6.1). It becomes a FIN for the pod.
-                end.and_then(|()| {
-                    tcp_socket::close_sending_half(pod).map_err(TcpRelayError::of_pod)
-                })
-            }
-            end = down.as_mut(), if !down_ended => {
-                down_ended = true;
-                end
-            }
-            // A relay that only writes into a full buffer reads nothing: these two find a broken side without one.
-            error = tcp_socket::wait_broken(pod) => Err(TcpRelayError::of_pod(error)),
-            error = client.wait_broken() => Err(TcpRelayError::of_client(error)),
-        };
-        match end {
-            Ok(()) if up_ended && down_ended => {
-                // The connection is reset if even this fails.
-                let _ = tcp_socket::set_reset_on_close(client.stream().tcp(), false);
-                return Ok(());
-            }
-            // One direction has ended, and the other goes on, as in plain TCP.
-            Ok(()) => {}
-            Err(error) => break error,
+    });
+    let wait_broken = pin!(async {
+        tokio::select! {
+            error = tcp_socket::wait_broken(pod) => TcpRelayError::of_pod(error),
+            error = client.wait_broken() => TcpRelayError::of_client(error),
         }
-    };
-    // What the broken side has sent before is passed on.
-    if error.is_of_pod() && !down_ended {
-        pod_is_broken.store(true, Ordering::Relaxed);
-        let _end_is_no_news = timeout(BROKEN_SIDE_TIMEOUT, down).await;
-    } else if !error.is_of_pod() && !up_ended {
-        let _end_is_no_news = timeout(BROKEN_SIDE_TIMEOUT, up).await;
-    }
-    Err(error)
+    });
+    run_directions(up, down, wait_broken, &is_broken).await?;
+    // The connection is reset if even this fails.
+    let _ = tcp_socket::set_reset_on_close(client.stream().tcp(), false);
+    Ok(())
 }
 
 /// Passes the client's bytes on until it ends them.
@@ -149,7 +126,7 @@ async fn copy_to_pod(
     client: &TlsRelayClient,
     pod: &TcpStream,
     activity: &RelayActivity,
-) -> Result<(), TcpRelayError> {
+) -> HalfResult {
     loop {
         // The buffer is there only between this wait and the next one.
         client.readable().await.map_err(TcpRelayError::of_client)?;
@@ -169,7 +146,7 @@ async fn copy_to_client(
     pod: &TcpStream,
     client: &TlsRelayClient,
     activity: &RelayActivity,
-) -> Result<(), TcpRelayError> {
+) -> HalfResult {
     loop {
         pod.readable().await.map_err(TcpRelayError::of_pod)?;
         let mut buffer = vec![0; COPY_BUFFER_BYTES];
