@@ -1,12 +1,15 @@
 //! Pure: rules of the Gateway API for the requests of one host, and the rule that a request gets.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use common::{
     url_query::query_pairs,
     wire::{
         GatewayHostKey, HttpRule, NamespacedName, PathMatch, PathModifier, PathPrefix,
-        RequestRedirect, RuleTimeouts, UrlRewrite,
+        RequestRedirect, RuleTimeouts, UrlRewrite, wildcard_suffix,
     },
 };
 use http::{HeaderMap, HeaderValue, Method, request};
@@ -32,6 +35,8 @@ pub(crate) struct GatewayHostRules {
     /// unclear.
     prefixes: BTreeMap<SmolStr, SmolStr>,
     rules: Box<[Arc<GatewayRule>]>,
+    /// Hosts of DomainMappings. A wildcard is kept as what its hosts end with, as `.example.com`.
+    reserved_hosts: HashSet<Box<str>>,
 }
 
 /// One rule of a host, with its backends in the index.
@@ -91,10 +96,11 @@ pub(crate) enum RoutedTarget {
 }
 
 impl GatewayHostRules {
-    /// Makes the rules of a host.
+    /// Makes the rules of a host. DomainMappings have the hosts and wildcards `reserved_hosts`.
     pub(crate) fn new(
         key: GatewayHostKey,
         certificate: Option<NamespacedName>,
+        reserved_hosts: &[String],
         rules: Vec<GatewayRule>,
     ) -> Self {
         let all_paths = PathMatch::Prefix(PathPrefix::ALL);
@@ -102,7 +108,14 @@ impl GatewayHostRules {
         let has_paths = rules.iter().any(|it| it.path != all_paths || it.replaces_prefix());
         let prefixes = rules.iter().filter(|_| has_paths).map(|it| SmolStr::from(it.path.prefix()));
         let prefixes = prefixes.map(|it| (it.clone(), it)).collect();
-        Self { key, certificate, prefixes, rules: rules.into_iter().map(Arc::new).collect() }
+        let reserved_hosts = reserved_hosts.iter().map(|it| wildcard_suffix(it).unwrap_or(it));
+        Self {
+            key,
+            certificate,
+            prefixes,
+            rules: rules.into_iter().map(Arc::new).collect(),
+            reserved_hosts: reserved_hosts.map(Into::into).collect(),
+        }
     }
 
     /// Transport and host of the rules.
@@ -113,6 +126,17 @@ impl GatewayHostRules {
     /// Secret whose certificate the host has for TLS.
     pub(crate) fn certificate(&self) -> Option<&NamespacedName> {
         self.certificate.as_ref()
+    }
+
+    /// Returns true if a DomainMapping has a host that the rules are for otherwise, in force or not.
+    pub(crate) fn reserves(&self, host: &str) -> bool {
+        let of_wildcard = || {
+            let at = host.find('.')?;
+            self.reserved_hosts.get(&host[at..])
+        };
+        // Without DomainMappings, requests need no look-up.
+        !self.reserved_hosts.is_empty()
+            && (self.reserved_hosts.contains(host) || of_wildcard().is_some())
     }
 
     /// Finds the rule of a request.

@@ -37,6 +37,9 @@ pub struct GatewayHostEntry {
     pub rules: Vec<HttpRule>,
     /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
     pub certificate: Option<NamespacedName>,
+    /// Hosts that get none of the rules, since DomainMappings have them, in force or not: the host itself, or hosts
+    /// below it. `*.a.example` is for those with one label in front of `.a.example`.
+    pub reserved_hosts: Vec<String>,
 }
 
 /// One match of a rule of a route, with what happens to the requests that fit.

@@ -190,8 +190,8 @@ impl RouteIndexState {
         Some(ServiceMatch { service, domain_index, picked_backend: None })
     }
 
-    /// Rules of the Gateway API for a host. A host of a Route or DomainMapping has none, and a wildcard of the Gateway API
-    /// takes no host from one of a DomainMapping.
+    /// Rules of the Gateway API for a host. A host of a Route or DomainMapping has none, also while the DomainMapping is not
+    /// in force. A wildcard of the Gateway API takes no host from one of a DomainMapping.
     pub(super) fn gateway_host(&self, is_tls: bool, host: &str) -> Option<Arc<GatewayHostRules>> {
         // Without the Gateway API, a handshake costs this check only.
         if self.gateway_hosts.is_empty()
@@ -203,7 +203,7 @@ impl RouteIndexState {
         let mut keys = GatewayHostKey::candidates(is_tls, host);
         let found = keys.find_map(|key| self.gateway_hosts.get(&key))?;
         let is_free = found.key().is_exact() || !self.ruled_hosts.covers(host);
-        is_free.then(|| Arc::clone(found))
+        (is_free && !found.reserves(host)).then(|| Arc::clone(found))
     }
 
     /// Service of raw TCP behind a host whose clients speak `protocol`. A handshake shows no path, so a rule of the host

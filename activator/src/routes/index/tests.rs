@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{
     fixtures,
-    wire::{GatewayRules, MappedDomain, PodEntry, RoutingPhase, ServiceEntry},
+    wire::{GatewayHostEntry, GatewayRules, MappedDomain, PodEntry, RoutingPhase, ServiceEntry},
 };
 use futures::FutureExt as _;
 use proptest::prelude::*;
@@ -213,6 +213,31 @@ fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {
     assert_eq!(served, 0);
 }
 
+fn set_gateway_host(index: &RouteIndex, key: &str, reserved_hosts: &[&str]) {
+    let reserved_hosts = reserved_hosts.iter().map(|it| (*it).to_owned()).collect();
+    let entry = GatewayHostEntry { reserved_hosts, ..fixtures::gateway_host(key, Vec::new()) };
+    let key = RouteKey::GatewayHost(entry.key.clone());
+    apply_change(index, key, RouteChange::GatewayHost(entry));
+}
+
+/// The DomainMappings are not in force: the table has no service with their hosts.
+#[test]
+fn a_reserved_host_gets_no_rules_of_a_listener() {
+    let index = new_index();
+    set_gateway_host(&index, "http://a.test", &["a.test"]);
+    set_gateway_host(&index, "http://*", &["*.b.test", "a.test", "c.test"]);
+    let has_rules = |host: &str| index.gateway_host(false, host).is_some();
+    for host in ["a.test", "x.b.test", "c.test"] {
+        assert!(!has_rules(host), "{host}");
+    }
+    for host in ["b.test", "x.y.b.test", "x.c.test", "d.test", ""] {
+        assert!(has_rules(host), "{host:?}");
+    }
+    // A listener with exactly this host goes before a wildcard of a DomainMapping.
+    set_gateway_host(&index, "http://x.b.test", &[]);
+    assert!(has_rules("x.b.test"));
+}
+
 /// A handshake and a request choose the same owner of a host.
 #[test]
 fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_through() {
@@ -225,9 +250,7 @@ fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_thro
     let entry = ServiceEntry { gateway_rules, ..fixtures::service(&name, &name) };
     apply_change(&index, RouteKey::Service(name), RouteChange::Service(entry));
     for key in ["https://x.b.test", "https://*"] {
-        let entry = fixtures::gateway_host(key, Vec::new());
-        let key = RouteKey::GatewayHost(entry.key.clone());
-        apply_change(&index, key, RouteChange::GatewayHost(entry));
+        set_gateway_host(&index, key, &[]);
     }
     let passes = |host: &str| index.passthrough_service(host).is_some();
     assert!(!passes("x.b.test") && passes("y.b.test") && !passes("c.test"));

@@ -15,6 +15,7 @@ impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
             key: message.key.parse()?,
             rules: rules.collect::<WireResult<_>>()?,
             certificate: certificate.transpose()?,
+            reserved_hosts: message.reserved_hosts,
         })
     }
 }
@@ -23,7 +24,8 @@ impl From<GatewayHostEntry> for raw::GatewayHost {
     fn from(value: GatewayHostEntry) -> Self {
         let rules = value.rules.into_iter().map(Into::into).collect();
         let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
-        Self { key: value.key.to_string(), rules, certificate }
+        let (key, reserved_hosts) = (value.key.to_string(), value.reserved_hosts);
+        Self { key, rules, certificate, reserved_hosts }
     }
 }
 

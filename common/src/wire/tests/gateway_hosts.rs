@@ -62,8 +62,11 @@ fn entry(key: &str) -> GatewayHostEntry {
     let prefix = PathMatch::Prefix(PathPrefix::parse("/b").expect("a prefix"));
     let empty = fixtures::http_rule(PathMatch::Prefix(PathPrefix::ALL));
     let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, changed_rule(), empty];
-    let certificate = Some(name("default/shop.tls"));
-    GatewayHostEntry { certificate, ..fixtures::gateway_host(key, rules) }
+    GatewayHostEntry {
+        certificate: Some(name("default/shop.tls")),
+        reserved_hosts: vec!["*.a.example.com".into(), "b.example.com".into()],
+        ..fixtures::gateway_host(key, rules)
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use common::wire::{NamespacedName, wildcard_suffix};
 use serde_json::Value;
+use smol_str::SmolStr;
 use tracing::info;
 
 use super::ControllerStateMachine;
@@ -72,6 +73,10 @@ impl ControllerStateMachine {
         let has_other_domain = old_domain != new_domain;
         let domains: BTreeSet<DomainSpec> = old_domain.into_iter().chain(new_domain).collect();
         moved.extend(self.mappings_beside(&name.namespace, &domains, has_other_domain));
+        if has_other_domain {
+            let hosts = domains.iter().map(|it| SmolStr::from(&*it.host)).collect();
+            self.update_reserving_gateway_hosts(&hosts);
+        }
         // Time may have passed for other mappings too.
         moved.remove(name);
         self.reconcile_mappings_and_targets(&moved, now);
@@ -178,6 +183,9 @@ impl ControllerStateMachine {
         }
         let covering = self.mappings_covering(&name.name);
         self.reconcile_mappings_and_targets(&covering, now);
+        // The claim is also the one of a wildcard below the domain.
+        let hosts = BTreeSet::from([name.name.clone(), format!("*.{}", name.name).into()]);
+        self.update_reserving_gateway_hosts(&hosts);
         self.effects.changed_keys.push(domain_claim_key(&name.name));
     }
 

@@ -351,14 +351,10 @@ pub(super) fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -
         let below = host.find('.').is_some_and(|at| wildcards.contains(&host[at..]));
         below && wildcard_suffix(host).is_none()
     };
-    // Without the claim, any namespace could take a host out of the wildcard.
-    let is_claimed = |host: &str, mappings: &BTreeSet<NamespacedName>| {
-        let claim = cluster.domains.claims.get(host);
-        claim.is_some_and(|claim| mappings.iter().any(|it| claim.namespace == *it.namespace))
-    };
-    let all = cluster.domains.mappings_by_host.iter();
-    let reserved = all.filter(|(host, mappings)| is_covered(host) && is_claimed(host, mappings));
-    reserved.map(|(host, _)| host.to_string()).collect()
+    let domains = &cluster.domains;
+    let all = domains.mappings_by_host.keys();
+    let reserved = all.filter(|host| is_covered(host) && domains.is_reserved_host(host));
+    reserved.map(ToString::to_string).collect()
 }
 
 /// Returns a mapping in force for the RouteTable. All mappings of a host have the same certificate and the same rule for

@@ -235,7 +235,8 @@ fn host_entry_at(
     rules.sort_by_cached_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
     let certificate = certificates::host_certificate(cluster, listeners, key);
-    Some(GatewayHostEntry { key: key.clone(), rules, certificate })
+    let reserved_hosts = hosts::reserved_hosts(cluster, key);
+    Some(GatewayHostEntry { key: key.clone(), rules, certificate, reserved_hosts })
 }
 
 /// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches: exact paths,

@@ -47,6 +47,17 @@ impl ObservedDomains {
         all.into_iter().find(|(_, it)| it.tls_secret.is_some())
     }
 
+    /// Returns true if a namespace that may use a host or wildcard has a DomainMapping for it, in force or not. Without
+    /// the claim, any namespace could take a host from another object.
+    pub fn is_reserved_host(&self, host: &str) -> bool {
+        let claim = self.claims.get(claim_name(host));
+        let mappings = self.mappings_by_host.get(host);
+        let is_claimed = |(claim, mappings): (&DomainClaimState, &BTreeSet<NamespacedName>)| {
+            mappings.iter().any(|it| claim.namespace == *it.namespace)
+        };
+        claim.zip(mappings).is_some_and(is_claimed)
+    }
+
     /// Returns the path rule of a mapping. `None`: it has the host for itself, which has no wildcard.
     ///
     /// Also a mapping of all paths has a rule if another mapping of the host has a prefix, since an activator of an
@@ -146,7 +157,7 @@ impl DomainSpec {
     /// Name of the ClusterDomainClaim for the host. A wildcard needs the claim of the domain below which it is, since
     /// no object has a name with `*`.
     pub fn claim_name(&self) -> &str {
-        wildcard_suffix(&self.host).map_or(&*self.host, |suffix| &suffix[1..])
+        claim_name(&self.host)
     }
 
     /// Host and prefix as one name, which one DomainMapping can have.
@@ -158,6 +169,10 @@ impl DomainSpec {
     pub fn url(&self, scheme: &str) -> String {
         format!("{scheme}://{}{}", self.host, self.prefix.as_str())
     }
+}
+
+fn claim_name(host: &str) -> &str {
+    wildcard_suffix(host).map_or(host, |suffix| &suffix[1..])
 }
 
 /// Returns true for a host of at least two labels, or such a host below a wildcard.

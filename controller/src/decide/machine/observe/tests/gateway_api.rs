@@ -383,6 +383,46 @@ fn entries_of_other_controllers_stay_and_conditions_keep_their_times() {
     assert!(after.0 == before.0 && after.1 != before.1, "{before:?} {after:?}");
 }
 
+/// Requests must not go to routes of another namespace because a mapping waits for its service.
+#[test]
+fn a_host_of_a_domain_mapping_is_reserved_whether_the_mapping_is_in_force_or_not() {
+    let mut api_server = start();
+    let (exact, any) = ("http://www.shop.test", "http://*");
+    let listeners = [listener("exact", Some("www.shop.test")), listener("any", None)];
+    apply_gateway(&mut api_server, json!(listeners));
+    let assert_reserved = |api_server: &FakeApiServer, key: &str, expected: &[&str]| {
+        let entry = host(api_server, key).expect("the listener's host");
+        assert_eq!(entry.reserved_hosts, expected, "{key}");
+        let other = table(&api_server.start_replica());
+        assert_eq!(other.gateway_hosts, api_server.table().gateway_hosts);
+    };
+    assert_reserved(&api_server, any, &[]);
+    api_server.claim_domain("www.shop.test", NAMESPACE);
+    api_server.map_service_domain("www.shop.test", "shop", json!({}));
+    for key in [exact, any] {
+        assert_reserved(&api_server, key, &["www.shop.test"]);
+    }
+    let is_in_force = |api_server: &FakeApiServer| {
+        let services = api_server.table().services;
+        let rules = services.get(&name("shop")).and_then(|it| it.gateway_rules.clone());
+        rules.is_some_and(|it| it.mapped_domains.iter().any(|it| it.host == "www.shop.test"))
+    };
+    assert!(!is_in_force(&api_server), "there is no service yet");
+    api_server.apply_service("shop", "hello:v1", 0, Value::Null);
+    assert!(is_in_force(&api_server));
+    assert_reserved(&api_server, exact, &["www.shop.test"]);
+    // A wildcard keeps no host from a listener that has exactly this host.
+    api_server.map_service_domain("all", "shop", json!({"rouse.dev/host": "*.shop.test"}));
+    assert_reserved(&api_server, any, &["www.shop.test"]);
+    api_server.claim_domain("shop.test", NAMESPACE);
+    assert_reserved(&api_server, any, &["*.shop.test", "www.shop.test"]);
+    // A mapping without the claim has no host.
+    api_server.claim_domain("www.shop.test", "other");
+    assert_reserved(&api_server, exact, &[]);
+    api_server.delete_as_user(ResourceKind::DomainMapping, "all");
+    assert_reserved(&api_server, any, &[]);
+}
+
 /// A replica that starts sends the same hosts, and nothing before all objects are known.
 #[test]
 fn a_replica_that_starts_has_the_same_hosts() {
