@@ -186,6 +186,13 @@ pub struct LoggedRevision<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapturedRequest(Box<[Box<str>]>);
 
+impl CapturedRequest {
+    /// Returns the number of bytes that the values hold.
+    pub fn held_bytes(&self) -> usize {
+        self.0.iter().map(|value| size_of::<Box<str>>() + value.len()).sum()
+    }
+}
+
 impl LogTemplate {
     /// Parses the text of a template and checks all of its parts.
     pub fn parse(source: &str) -> Result<Self, LogTemplateError> {

@@ -23,8 +23,8 @@ use crate::{
 mod connection;
 
 pub use connection::{
-    ActiveRequestGuard, ClientConnection, ConnectionProtocol, HeadBytesGuard, RefusalGuard,
-    RequestBodyGuard, ResponseBytesGuard,
+    ActiveRequestGuard, ClientConnection, ConnectionProtocol, HeadBytesGuard, RecordBytesGuard,
+    RefusalGuard, RequestBodyGuard, ResponseBytesGuard,
 };
 
 /// Divisor of the number of connections. The quotient is the number of idle ones that are closed at once, so that not

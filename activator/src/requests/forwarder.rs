@@ -105,10 +105,10 @@ impl RequestForwarder {
     ) -> impl Future<Output = Response<ClientResponseBody>> + Send + use<'_> {
         // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
         let (head, body) = request.into_parts();
-        let mut observers = RequestObservers {
-            log: self.request_log.start_entry(&head, &body, entrypoint, client),
-            telemetry: RequestObservation::start(&self.telemetry, &head, entrypoint, client),
-        };
+        let mut observers = RequestObservers::new(
+            self.request_log.start_entry(&head, &body, entrypoint, client),
+            RequestObservation::start(&self.telemetry, &head, entrypoint, client),
+        );
         let socket = head.extensions.get::<ClientSocket>().cloned();
         let body = PodRequestBody::new(body, socket, connection);
         let may_reconnect =

@@ -291,6 +291,11 @@ impl RequestLogEntry {
         self.body_bytes = self.body_bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
+    /// Number of bytes that the entry holds.
+    pub fn held_bytes(&self) -> usize {
+        size_of::<Self>() + self.captured.held_bytes()
+    }
+
     fn format_line(&self) -> String {
         let response = LoggedResponse {
             code: self.status,

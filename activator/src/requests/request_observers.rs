@@ -8,7 +8,10 @@ use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind};
 use smol_str::SmolStr;
 
 use crate::{
-    clients::client_info::ClientInfo,
+    clients::{
+        client_info::ClientInfo,
+        connections::{ClientConnection, RecordBytesGuard},
+    },
     clock::{now_ns, random_u64},
     edge::host::request_host,
     entrypoint::Entrypoint,
@@ -18,13 +21,19 @@ use crate::{
     telemetry::{
         recorder::TelemetryRecorder,
         request_rows::{RequestFigures, RowLabels},
-        span::{child_span, end_span, fail_span, number_attribute, server_span, text_attribute},
+        span::{
+            child_span, end_span, fail_span, number_attribute, server_span, span_bytes,
+            text_attribute,
+        },
         trace_context::{ParentSpan, SpanContext, TRACEPARENT, trace_state, traceparent},
     },
 };
 
 /// Maximum number of spans inside of one request's span. Ten dials and ten resends have fewer.
 const MAX_CHILD_SPANS: usize = 48;
+
+/// Most bytes of a host that any service can have (RFC 1035, section 2.3.4).
+const MAX_HOST_BYTES: usize = 253;
 
 /// Observers of one request, which note its end when they are dropped. Usually there is none.
 #[derive(Debug, Default)]
@@ -33,9 +42,19 @@ pub struct RequestObservers {
     pub log: Option<Box<RequestLogEntry>>,
     /// Spans and metrics.
     pub telemetry: Option<Box<RequestObservation>>,
+    /// Guard that counts the bytes of both for the client while the request waits.
+    charge: Option<RecordBytesGuard>,
 }
 
 impl RequestObservers {
+    /// Creates the observers of a request that has arrived.
+    pub fn new(
+        log: Option<Box<RequestLogEntry>>,
+        telemetry: Option<Box<RequestObservation>>,
+    ) -> Self {
+        Self { log, telemetry, charge: None }
+    }
+
     /// Returns true if nothing is recorded.
     pub fn is_empty(&self) -> bool {
         self.log.is_none() && self.telemetry.is_none()
@@ -67,6 +86,7 @@ impl RequestObservers {
 
     /// Sets the status code of the response, which has begun.
     pub fn set_status(&mut self, status: StatusCode) {
+        self.charge = None;
         if let Some(log) = &mut self.log {
             log.set_status(status);
         }
@@ -91,15 +111,26 @@ impl RequestObservers {
         self.telemetry.as_ref().is_some_and(|it| it.trace.is_some())
     }
 
-    /// Registers that the request waits for a pod from now on, if it has to.
-    pub fn start_wait(&mut self) {
+    /// Registers that the request waits for a pod from now on, if it has to. Until it has one, the bytes that are recorded
+    /// of it count for its client, as those of its head do.
+    pub fn start_wait(&mut self, connection: &Arc<ClientConnection>) {
         if let Some(trace) = self.trace() {
             trace.wait_started_ns = Some(now_ns());
         }
+        let bytes = self.recorded_bytes();
+        self.charge = (bytes > 0).then(|| connection.charge_record(bytes));
+    }
+
+    /// Returns the number of bytes that the log's entry and the spans hold. They have copies of the client's texts.
+    fn recorded_bytes(&self) -> usize {
+        let logged = self.log.as_ref().map_or(0, |it| it.held_bytes());
+        let trace = self.telemetry.as_ref().and_then(|it| it.trace.as_ref());
+        logged + trace.map_or(0, RequestTrace::held_bytes)
     }
 
     /// Registers that the request has a connection to a pod. `cause` is that of its wait; `None`: it did not wait.
     pub fn end_wait(&mut self, cause: Option<WaitCause>) {
+        self.charge = None;
         if let Some(trace) = self.trace() {
             trace.end_wait(cause);
         }
@@ -111,6 +142,10 @@ impl RequestObservers {
             let mut span = trace.attempt_span(address, since_ns);
             fail_span(&mut span, "connect", error);
             trace.add_child(span);
+        }
+        let bytes = self.recorded_bytes();
+        if let Some(charge) = &mut self.charge {
+            charge.set_bytes(bytes);
         }
     }
 
@@ -231,7 +266,8 @@ impl RequestObservation {
             // Clients outside may name any mapped host. For others the label is the service's own name.
             outside_host: (entrypoint == Entrypoint::External)
                 .then(|| request_host(head))
-                .flatten(),
+                .flatten()
+                .filter(|host| host.len() <= MAX_HOST_BYTES),
             revision: None,
             // Stays if the observation is dropped before a response has begun: then the client has left.
             status: CLIENT_CLOSED_REQUEST,
@@ -325,6 +361,12 @@ impl RequestObservation {
 }
 
 impl RequestTrace {
+    /// Returns the number of bytes that the spans hold.
+    fn held_bytes(&self) -> usize {
+        let all = self.children.iter().chain(&self.attempt).chain([&self.span]);
+        all.map(span_bytes).sum()
+    }
+
     fn end_wait(&mut self, cause: Option<WaitCause>) {
         let since = self.wait_started_ns.take();
         if let Some((since, cause)) = since.zip(cause) {

@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -38,12 +38,14 @@ use crate::{
         collector_client::{CollectorClient, ExportError, ExportResponse, OtlpMessage},
         otlp_metrics::{RevisionGauges, resource_metrics},
         request_rows::{RequestFigures, RequestRows, RowLabels},
-        span::{resource, resource_spans},
+        span::{resource, resource_spans, span_bytes},
     },
 };
 
 /// Maximum number of requests whose spans wait: that of OpenTelemetry's batch processor.
 const MAX_QUEUED_REQUESTS: usize = 2048;
+/// Most bytes of the spans that wait, whatever clients and failed dials put into them.
+const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// Number of spans from which no further request is added to a message.
 const MAX_BATCH_SPANS: usize = 512;
 /// Longest time that spans wait for others to be sent with them.
@@ -57,8 +59,8 @@ pub type GaugeSource = Box<dyn Fn() -> Vec<RevisionGauges> + Send + Sync>;
 
 /// Item of the queue of spans.
 enum QueueItem {
-    /// Spans of one request.
-    Spans(Vec<Span>),
+    /// Spans of one request, and the number of their bytes.
+    Spans(Vec<Span>, usize),
     /// Request for a notice once everything before it was sent or lost.
     Flush(oneshot::Sender<()>),
 }
@@ -73,6 +75,8 @@ pub struct TelemetryRecorder {
     rows: Mutex<RequestRows>,
     gauges: OnceLock<GaugeSource>,
     queue: mpsc::Sender<QueueItem>,
+    /// Bytes of the spans in the queue.
+    queued_bytes: Arc<AtomicUsize>,
     /// Other end of the queue, until the exporting task has it.
     queued: Mutex<Option<mpsc::Receiver<QueueItem>>>,
     spans: ExportCounters,
@@ -93,6 +97,7 @@ impl TelemetryRecorder {
             rows: Mutex::default(),
             gauges: OnceLock::new(),
             queue,
+            queued_bytes: Arc::default(),
             queued: Mutex::new(Some(queued)),
             spans,
             metric_messages,
@@ -154,6 +159,7 @@ impl TelemetryRecorder {
         if let Some(queued) = queued.take() {
             let exporter = SignalExporter::new("traces", self.spans.clone());
             let settings = self.settings.subscribe();
+            let queued = QueuedSpans { items: queued, bytes: Arc::clone(&self.queued_bytes) };
             runtime.spawn(export_spans(queued, settings, self.resource.clone(), exporter));
             let exporter = SignalExporter::new("metrics", self.metric_messages.clone());
             let settings = self.settings.subscribe();
@@ -191,7 +197,12 @@ impl TelemetryRecorder {
     /// Queues the spans of one finished request for the collector.
     pub fn enqueue_spans(&self, spans: Vec<Span>) {
         let count = u64::try_from(spans.len()).unwrap_or(u64::MAX);
-        if self.queue.try_send(QueueItem::Spans(spans)).is_err() {
+        let bytes: usize = spans.iter().map(span_bytes).sum();
+        // Counted before the spans are queued, so that several requests at once cannot exceed the bound together.
+        let fits =
+            self.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_QUEUED_BYTES;
+        if !fits || self.queue.try_send(QueueItem::Spans(spans, bytes)).is_err() {
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.spans.dropped.inc_by(count);
         }
     }
@@ -308,14 +319,32 @@ impl SignalExporter {
     }
 }
 
+/// Other end of the queue of spans.
+struct QueuedSpans {
+    items: mpsc::Receiver<QueueItem>,
+    /// Bytes of the spans in the queue.
+    bytes: Arc<AtomicUsize>,
+}
+
+impl QueuedSpans {
+    /// Takes the next item from the queue; `None`: the recorder is gone. If the future is dropped, no item is lost.
+    async fn next(&mut self) -> Option<QueueItem> {
+        let item = self.items.recv().await?;
+        if let QueueItem::Spans(_, bytes) = &item {
+            self.bytes.fetch_sub(*bytes, Ordering::Relaxed);
+        }
+        Some(item)
+    }
+}
+
 /// Sends spans in batches until the recorder is gone.
 async fn export_spans(
-    mut queued: mpsc::Receiver<QueueItem>,
+    mut queued: QueuedSpans,
     settings: watch::Receiver<TelemetrySettings>,
     resource: Resource,
     mut exporter: SignalExporter,
 ) {
-    while let Some(first) = queued.recv().await {
+    while let Some(first) = queued.next().await {
         let (spans, flushed) = collect_batch(first, &mut queued).await;
         let count = u64::try_from(spans.len()).unwrap_or(u64::MAX);
         // Read for each batch, not once: a change of the collector also applies to spans that wait already.
@@ -342,7 +371,7 @@ async fn export_spans(
 /// Collects the spans of a message: those that are there, and those that come soon. A flush ends it at once.
 async fn collect_batch(
     first: QueueItem,
-    queued: &mut mpsc::Receiver<QueueItem>,
+    queued: &mut QueuedSpans,
 ) -> (Vec<Span>, Vec<oneshot::Sender<()>>) {
     let (mut spans, mut flushed) = (Vec::new(), Vec::new());
     let delay = tokio::time::sleep(BATCH_DELAY);
@@ -350,7 +379,7 @@ async fn collect_batch(
     let mut next = Some(first);
     while let Some(item) = next {
         match item {
-            QueueItem::Spans(more) => spans.extend(more),
+            QueueItem::Spans(more, _) => spans.extend(more),
             QueueItem::Flush(done) => flushed.push(done),
         }
         if spans.len() >= MAX_BATCH_SPANS || !flushed.is_empty() {
@@ -358,7 +387,7 @@ async fn collect_batch(
         }
         next = tokio::select! {
             biased;
-            item = queued.recv() => item,
+            item = queued.next() => item,
             () = delay.as_mut() => None,
         };
     }
@@ -397,5 +426,36 @@ async fn export_metrics(
         }
         let Some(message) = recorder.upgrade().map(|it| it.metrics_message()) else { return };
         exporter.send(collector, message, 1).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::span::text_attribute;
+
+    #[test]
+    fn spans_that_wait_are_bounded_in_bytes() {
+        let recorder = TelemetryRecorder::new("a", ExportCounters::default(), Default::default());
+        let attributes = vec![text_attribute("key", &"v".repeat(512)); 32];
+        let spans = || vec![Span { attributes: attributes.clone(), ..Span::default() }; 2];
+        let of_request: usize = spans().iter().map(span_bytes).sum();
+        for _ in 0..MAX_QUEUED_REQUESTS {
+            recorder.enqueue_spans(spans());
+        }
+        let queued = recorder.queued_bytes.load(Ordering::Relaxed);
+        assert!(queued <= MAX_QUEUED_BYTES && queued + of_request > MAX_QUEUED_BYTES, "{queued}");
+        let requests = MAX_QUEUED_REQUESTS - queued / of_request;
+        assert_eq!(recorder.spans.dropped.get(), 2 * u64::try_from(requests).expect("few"));
+    }
+
+    #[tokio::test]
+    async fn spans_that_are_taken_make_room_for_others() {
+        let (sender, items) = mpsc::channel(1);
+        let bytes = Arc::new(AtomicUsize::new(7));
+        let mut queued = QueuedSpans { items, bytes: Arc::clone(&bytes) };
+        assert!(sender.send(QueueItem::Spans(Vec::new(), 7)).await.is_ok());
+        assert!(queued.next().await.is_some());
+        assert_eq!(bytes.load(Ordering::Relaxed), 0);
     }
 }

@@ -81,6 +81,24 @@ pub fn fail_span(span: &mut Span, kind: &str, message: &str) {
     span.attributes.push(text_attribute("error.type", kind));
 }
 
+/// Returns the approximate number of bytes that a span holds: those of its fields, of its texts and of its attributes.
+pub fn span_bytes(span: &Span) -> usize {
+    let ids = [&span.trace_id, &span.span_id, &span.parent_span_id].map(Vec::len);
+    let message = span.status.as_ref().map_or(0, |it| it.message.len());
+    let texts = span.trace_state.len() + span.name.len() + message;
+    let attributes = span.attributes.iter().map(attribute_bytes);
+    size_of::<Span>() + ids.into_iter().sum::<usize>() + texts + attributes.sum::<usize>()
+}
+
+fn attribute_bytes(attribute: &KeyValue) -> usize {
+    let text = match attribute.value.as_ref().and_then(|it| it.value.as_ref()) {
+        Some(Value::StringValue(text)) => text.len(),
+        // The activator makes no other kind with bytes of its own.
+        Some(_) | None => 0,
+    };
+    size_of::<KeyValue>() + attribute.key.len() + text
+}
+
 /// Message with the spans of one activator.
 pub fn resource_spans(resource: Resource, spans: Vec<Span>) -> ResourceSpans {
     let scope_spans = ScopeSpans { scope: Some(scope()), spans, ..ScopeSpans::default() };
@@ -124,6 +142,18 @@ mod tests {
         assert_eq!(text.len(), MAX_TEXT_BYTES);
         assert_eq!(floor_boundary("aé", 2), 1);
         assert_eq!(floor_boundary("", 2), 0);
+    }
+
+    #[test]
+    fn a_span_holds_at_least_its_texts() {
+        let context = SpanContext { trace_id: 2, span_id: 3, parent_id: None };
+        let mut span = server_span(context, "GET", "", 10);
+        let bytes = [0, 1, 2].map(|_| {
+            span.attributes.push(text_attribute("key", &"v".repeat(100)));
+            span_bytes(&span)
+        });
+        assert!(bytes[0] > size_of::<Span>() + 100 && bytes[0] < 2_000, "{bytes:?}");
+        assert_eq!(bytes[2] - bytes[1], size_of::<KeyValue>() + 103);
     }
 
     #[test]

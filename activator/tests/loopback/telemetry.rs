@@ -41,8 +41,8 @@ use tokio::{
 use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
-    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, start_pod,
-    unused_port, wait_until,
+    ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
+    start_pod, unused_port, wait_until,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -295,6 +295,35 @@ async fn a_wait_and_a_failure_are_in_the_spans() {
         assert_eq!(span.status.as_ref().map(|it| it.code), Some(i32::from(StatusCode::Error)));
         assert_eq!(text_of(span, "error.type").as_deref(), Some("503"));
     }
+}
+
+/// They have copies of what the client has sent.
+#[tokio::test]
+async fn the_spans_of_a_waiting_request_count_for_its_client() {
+    let mut fixture = ActivatorFixture::new().await;
+    let (_collector, settings) = start_collector(OtlpProtocol::Grpc).await;
+    let (path, agent) = ("p".repeat(400), "u".repeat(400));
+    let request = format!("GET /{path} HTTP/1.1\r\nhost: a\r\nuser-agent: {agent}\r\n\r\n");
+    let counted =
+        |fixture: &ActivatorFixture| fixture.activator.server.connections().request_bytes();
+    let mut clients = Vec::new();
+    let mut totals = Vec::new();
+    for waiting in 1..=2 {
+        let mut client = fixture.connect().await;
+        client.write_all(request.as_bytes()).await.unwrap();
+        fixture.wait_for_queued(waiting).await;
+        clients.push(client);
+        totals.push(counted(&fixture));
+        set_traces(&mut fixture, Some((settings.clone(), 1.0)));
+    }
+    let (head, traced) = (totals[0], totals[1] - totals[0]);
+    assert!(traced > head + 800, "{totals:?}");
+    let pod = start_pod(OK, Duration::ZERO).await;
+    fixture.add_ready_pod("p", pod.address);
+    for client in &mut clients {
+        read_until(client, "hello").await;
+    }
+    assert_eq!(counted(&fixture), 0);
 }
 
 #[tokio::test]

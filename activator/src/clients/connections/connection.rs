@@ -68,7 +68,7 @@ pub enum ConnectionProtocol {
 struct ConnectionUsage {
     /// Bytes of bodies that no pod has taken.
     body_bytes: usize,
-    /// Bytes of heads that wait, or that are incomplete.
+    /// Bytes of heads that wait, or that are incomplete, and of what is recorded of the requests that wait.
     head_bytes: usize,
     /// Number of bodies that are being received.
     open_bodies: usize,
@@ -271,6 +271,13 @@ impl ClientConnection {
     pub fn charge_head(self: &Arc<Self>, bytes: usize) -> HeadBytesGuard {
         self.change_head_bytes(0, bytes);
         HeadBytesGuard { refusal: self.subscribe_refusal(), bytes }
+    }
+
+    /// Counts `bytes` that a waiting request holds beside its head, without checking a bound. The head's own guard is that
+    /// by which the request is notified.
+    pub fn charge_record(self: &Arc<Self>, bytes: usize) -> RecordBytesGuard {
+        self.change_head_bytes(0, bytes);
+        RecordBytesGuard { connection: Arc::clone(self), bytes }
     }
 
     /// Registers a request that is notified when the connection's requests are refused, until the guard is dropped.
@@ -504,6 +511,27 @@ impl HeadBytesGuard {
 impl Drop for HeadBytesGuard {
     fn drop(&mut self) {
         self.refusal.0.change_head_bytes(self.bytes, 0);
+    }
+}
+
+/// Guard of counted bytes that are recorded of a waiting request.
+#[derive(Debug)]
+pub struct RecordBytesGuard {
+    connection: Arc<ClientConnection>,
+    bytes: usize,
+}
+
+impl RecordBytesGuard {
+    /// Changes the number of bytes that are counted.
+    pub fn set_bytes(&mut self, bytes: usize) {
+        self.connection.change_head_bytes(self.bytes, bytes);
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for RecordBytesGuard {
+    fn drop(&mut self) {
+        self.connection.change_head_bytes(self.bytes, 0);
     }
 }
 

@@ -135,7 +135,7 @@ impl RequestForwarder {
         failed_dials: &mut u32,
         observers: &mut RequestObservers,
     ) -> Result<(PodPermit, PodConnection), ProxyRequestError> {
-        observers.start_wait();
+        observers.start_wait(&pending.connection);
         loop {
             let permit = queue_entry.acquire_permit().await?;
             let dialled_ns = observers.is_traced().then(now_ns);
