@@ -156,9 +156,9 @@ impl RequestForwarder {
         observers: &mut RequestObservers,
     ) -> Result<Response<ClientResponseBody>, ProxyRequestError> {
         let owners = &pending.settings.owner_names;
-        let mapped_host = pending.service_match.domain().map(|it| it.host.as_str());
+        let listed_host = pending.service_match.listed_host();
         let own_host = || pending.own_host();
-        observers.set_revision(&pending.revision.name, owners, mapped_host, own_host);
+        observers.set_revision(&pending.revision.name, owners, listed_host, own_host);
         let mut timer = RequestTimer::start(pending.settings.timeouts);
         if pending.has_rule_deadline() {
             timer.mark_rule_deadline();

@@ -60,20 +60,20 @@ impl RequestObservers {
         self.log.is_none() && self.telemetry.is_none()
     }
 
-    /// Sets the Revision of the request, with its owners and the host by which it was found. `mapped_host` is the host
-    /// of the DomainMapping, which may have a wildcard; `None`: the service was found by a name of its own.
+    /// Sets the Revision of the request, with its owners and the host by which it was found. `listed_host` is that of the
+    /// RouteTable, which may have a wildcard; `None`: the service was found by a name of its own.
     pub fn set_revision(
         &mut self,
         name: &NamespacedName,
         owners: &RevisionOwnerNames,
-        mapped_host: Option<&str>,
+        listed_host: Option<&str>,
         own_host: impl FnOnce() -> String,
     ) {
         if let Some(log) = &mut self.log {
             log.set_revision(name, owners);
         }
         if let Some(telemetry) = &mut self.telemetry {
-            telemetry.set_revision(name, owners, mapped_host, own_host);
+            telemetry.set_revision(name, owners, listed_host, own_host);
         }
     }
 
@@ -329,12 +329,12 @@ impl RequestObservation {
         &mut self,
         name: &NamespacedName,
         owners: &RevisionOwnerNames,
-        mapped_host: Option<&str>,
+        listed_host: Option<&str>,
         own_host: impl FnOnce() -> String,
     ) {
         let host = match self.outside_host.take() {
             // Clients invent hosts below a wildcard, and each would be a label.
-            Some(named) => mapped_host.map_or(named, str::to_owned),
+            Some(named) => listed_host.map_or(named, str::to_owned),
             None => own_host(),
         };
         let revision =

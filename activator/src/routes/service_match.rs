@@ -26,6 +26,13 @@ impl ServiceMatch {
         self.service.domains().get(self.domain_index?)
     }
 
+    /// Host of the DomainMapping, or of the listener or route of the Gateway API, which may have a wildcard; `None`: the
+    /// service was found by its port, its name or a host of its own.
+    pub fn listed_host(&self) -> Option<&str> {
+        let of_rule = self.picked_backend.as_ref().map(|it| it.rule.host.as_str());
+        of_rule.or_else(|| self.domain().map(|it| it.host.as_str()))
+    }
+
     /// Rule of the host for certificates of clients; `None`: clients are asked for none.
     pub fn client_auth(&self) -> Option<&ClientAuth> {
         self.domain()?.client_auth.as_ref()

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     sync::{
         Arc, Mutex,
@@ -14,8 +15,8 @@ use activator::telemetry::request_rows::RowLabels;
 use common::{
     fixtures,
     wire::{
-        OtlpCollector, OtlpProtocol, RequestMetricsSettings, SamplingRate, TelemetrySettings,
-        TraceSettings,
+        HttpRule, OtlpCollector, OtlpProtocol, PathMatch, PathPrefix, RequestMetricsSettings,
+        RouteBackend, SamplingRate, TelemetrySettings, TraceSettings,
     },
 };
 use opentelemetry_proto::tonic::{
@@ -465,13 +466,17 @@ async fn a_change_of_traces_does_not_put_off_the_metrics() {
 async fn requests_below_a_wildcard_share_the_row_of_the_wildcard() {
     let (mut fixture, _pod) = start_with_pod().await;
     fixture.set_mapped_domains(vec![fixtures::ruled_domain("*.shop.example", "/")]);
+    // A listener of the Gateway API that takes all hosts.
+    let backends = vec![fixtures::backend(RouteBackend::Service(service()))];
+    let rule = fixtures::http_rule(PathMatch::Prefix(PathPrefix::ALL));
+    let entry = fixtures::gateway_host("http://*", vec![HttpRule { backends, ..rule }]);
     let interval = RequestMetricsSettings::DEFAULT_INTERVAL;
     let metrics = RequestMetricsSettings { collector: None, interval };
     fixture.apply_change(|table| {
         table.settings.telemetry = TelemetrySettings { traces: None, metrics: Some(metrics) };
+        table.gateway_hosts.insert(entry.key.clone(), entry);
     });
-    for client in ["a", "b", "c"] {
-        let host = format!("{client}.shop.example");
+    for host in ["a.shop.example", "b.shop.example", "c.shop.example", "d.example", "e.test"] {
         let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
         let response = fixture.exchange_at(fixture.outside, &request).await;
         assert!(response.ends_with("hello"), "{response}");
@@ -484,9 +489,9 @@ async fn requests_below_a_wildcard_share_the_row_of_the_wildcard() {
             .map(|(it, row)| (it.map_or_else(|| "other".into(), host), row.durations.count))
             .collect()
     };
-    let all: u64 = 3;
-    wait_until(|| counts().iter().map(|(_, count)| count).sum::<u64>() == all).await;
-    assert_eq!(counts(), [("*.shop.example".to_owned(), all)]);
+    wait_until(|| counts().iter().map(|(_, count)| count).sum::<u64>() == 5).await;
+    let rows: BTreeSet<(String, u64)> = counts().into_iter().collect();
+    assert_eq!(rows, BTreeSet::from([("*".to_owned(), 2), ("*.shop.example".to_owned(), 3)]));
 }
 
 #[tokio::test]
