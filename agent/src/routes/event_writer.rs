@@ -18,8 +18,8 @@ use super::service_events::{ServiceEvent, ServiceEventLimiter, ServiceEventReaso
 const INBOX_CAPACITY: usize = 64;
 /// Name of the agents as the source of Events.
 const REPORTER: &str = "rouse-agent";
-/// Longest note in characters: the API server refuses more than 1 kB.
-const NOTE_CHARS_MAX: usize = 1_000;
+/// Longest note in bytes: the API server refuses more (kubernetes `pkg/apis/core/validation/events.go`).
+const NOTE_BYTES_MAX: usize = 1_024;
 /// Longest name of a reporting instance in characters. The name of a node may be longer: it has up to 253.
 const INSTANCE_CHARS_MAX: usize = 128;
 
@@ -118,16 +118,27 @@ async fn write_event(
     let event = Event {
         type_: EventType::Warning,
         reason: event.reason.name().into(),
-        note: Some(event.message.chars().take(NOTE_CHARS_MAX).collect()),
+        note: Some(cut_note(&event.message)),
         action: event.reason.name().into(),
         secondary: None,
     };
     recorder.publish(&event, &about).await
 }
 
+/// Returns a message as an Event may have it.
+fn cut_note(message: &str) -> String {
+    message[..message.floor_char_boundary(NOTE_BYTES_MAX)].to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_has_the_length_in_bytes_that_the_api_server_takes() {
+        assert_eq!(cut_note("short"), "short");
+        assert_eq!(cut_note(&"é".repeat(1_000)), "é".repeat(512));
+    }
 
     /// The API server would refuse each Event of such a node.
     #[test]

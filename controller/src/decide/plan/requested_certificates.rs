@@ -20,7 +20,7 @@ use crate::{
         },
         go_values::parse_bool,
         knative::key,
-        object::names::child_name,
+        object::names::{child_name, label_value},
     },
 };
 
@@ -296,8 +296,9 @@ pub(super) fn namespace_certificate_of_host(
     cluster: &ClusterState,
 ) -> Option<NamespacedName> {
     let namespace = wanted.name.namespace.as_str();
+    let domain = label_value(&wanted.domain);
     let of_domain = |it: &RequestedCertificate| {
-        it.wildcard_domain.as_deref() == Some(wanted.domain.as_str()) && it.covers(&wanted.host)
+        it.wildcard_domain.as_deref() == Some(domain.as_str()) && it.covers(&wanted.host)
     };
     let mut observed = cluster.requests.of_namespace(namespace);
     let present = observed.find(|(_, it)| !it.is_terminating && of_domain(it));

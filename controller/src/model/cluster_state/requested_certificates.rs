@@ -51,7 +51,7 @@ pub struct RequestedCertificate {
     pub hosts: Vec<Box<str>>,
     /// Name of the Secret that gets the certificate.
     pub secret: Box<str>,
-    /// Domain of the label for certificates of namespaces; `None`: it is for a single host.
+    /// Domain of the label for certificates of namespaces, cut if it is long; `None`: it is for a single host.
     pub wildcard_domain: Option<Box<str>>,
     /// Status `Ready` of the object.
     pub readiness: CertificateReadiness,

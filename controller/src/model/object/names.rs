@@ -28,6 +28,12 @@ pub fn child_name(parent: &str, suffix: &str) -> String {
     trim_name_end(name)
 }
 
+/// Value of a label that states a name or a domain, which may be longer than the value of a label: then it is cut as a
+/// name is.
+pub fn label_value(text: &str) -> String {
+    child_name(text, "")
+}
+
 /// Name of a Route's tag, `<tag>-<route>`; without a tag the Route's own.
 pub fn tagged_name(tag: Option<&str>, route: &str) -> String {
     tag.map_or_else(|| route.to_owned(), |tag| child_name(&format!("{tag}-"), route))

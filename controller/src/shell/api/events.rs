@@ -22,6 +22,10 @@ use crate::model::{
     object::{ObjectPartKey, ResourceKind, WriteError},
 };
 
+/// Longest note and longest name of a reporting instance in bytes: the API server refuses longer ones
+/// (kubernetes `pkg/apis/core/validation/events.go`).
+const MAX_NOTE_BYTES: usize = 1_024;
+const MAX_INSTANCE_BYTES: usize = 128;
 /// Maximum number of Events that wait to be written.
 const INBOX_CAPACITY: usize = 1024;
 
@@ -131,7 +135,7 @@ pub fn event_recorder(
 ) -> (EventInbox, impl Future<Output = ()> + use<>) {
     let (events, mut receiver) = event_inbox(metrics);
     let reporter =
-        Reporter { controller: "rouse-controller".into(), instance: Some(instance.into()) };
+        Reporter { controller: "rouse-controller".into(), instance: Some(cut_instance(instance)) };
     let recorder = Recorder::new(client, reporter);
     let work = async move {
         loop {
@@ -155,12 +159,21 @@ fn event_inbox(metrics: Arc<ApiServerMetrics>) -> (EventInbox, mpsc::Receiver<Ob
     (EventInbox { sender: inbox, metrics }, receiver)
 }
 
+/// Returns a message as an Event may have it.
+fn cut_note(message: &str) -> String {
+    message[..message.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
+}
+
+/// Returns the name of this controller's pod as an Event may have it.
+fn cut_instance(pod: &str) -> String {
+    pod[..pod.floor_char_boundary(MAX_INSTANCE_BYTES)].to_owned()
+}
+
 fn to_kube_event(record: &ObjectEvent) -> (Event, ObjectReference) {
     let event = Event {
         type_: if record.is_warning { EventType::Warning } else { EventType::Normal },
         reason: record.reason.clone(),
-        // The API server refuses notes of more than 1 kB.
-        note: Some(record.message.chars().take(1000).collect()),
+        note: Some(cut_note(&record.message)),
         action: record.reason.clone(),
         secondary: None,
     };
@@ -180,6 +193,14 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
+
+    #[test]
+    fn notes_and_instances_have_the_lengths_in_bytes_that_the_api_server_takes() {
+        let long = "é".repeat(1_000);
+        assert_eq!((cut_note(&long), cut_note("short")), ("é".repeat(512), "short".to_owned()));
+        assert_eq!(cut_note(&format!("a{long}")).len(), 1_023);
+        assert_eq!(cut_instance(&"p".repeat(253)), "p".repeat(128));
+    }
 
     /// docs/operations.md states the same number.
     #[test]

@@ -17,7 +17,7 @@ use crate::{
         },
         config_maps::{certmanager::CertManagerIssuer, network::CERT_MANAGER_CLASS},
         knative::{API_VERSION, key, networking},
-        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind, names::child_name},
+        object::{DesiredState, ObjectPart, ObjectPartKey, ResourceKind, names::label_value},
     },
 };
 
@@ -97,12 +97,11 @@ fn labels(wanted: &WantedCertificate) -> Value {
         CertificateOwner::Route(route) => {
             json!({key::ROUTE: route.name.as_str(), key::CERTIFICATE_TYPE: external})
         }
-        // A label has at most 63 characters.
         CertificateOwner::Mapping(mapping) => {
-            let mapping = child_name(&mapping.name, "");
+            let mapping = label_value(&mapping.name);
             json!({key::DOMAIN_MAPPING: mapping, key::CERTIFICATE_TYPE: external})
         }
-        CertificateOwner::Namespace => json!({key::WILDCARD_DOMAIN: wanted.domain}),
+        CertificateOwner::Namespace => json!({key::WILDCARD_DOMAIN: label_value(&wanted.domain)}),
     }
 }
 

@@ -44,12 +44,31 @@ fn request_name(api_server: &FakeApiServer) -> String {
 
 /// Sets the status of a certificate of cert-manager, as cert-manager does.
 fn set_issued_status(api_server: &mut FakeApiServer, certificate: &str, status: Value) {
-    let at = (ResourceKind::IssuedCertificate, name(certificate));
-    let object = api_server.objects.get_mut(&at).expect("it was issued");
+    set_status(api_server, ResourceKind::IssuedCertificate, certificate, status);
+}
+
+/// Sets the status of a certificate, as its controller does.
+fn set_status(
+    api_server: &mut FakeApiServer,
+    resource: ResourceKind,
+    certificate: &str,
+    status: Value,
+) {
+    let at = (resource, name(certificate));
+    let object = api_server.objects.get_mut(&at).expect("the certificate");
     object["status"] = status;
     let object = Some(Box::new(object.clone()));
     let (resource, name) = at;
     api_server.step(ControllerEvent::ObjectObserved { resource, name, object });
+}
+
+/// Makes the namespace of the services known, without labels.
+fn observe_namespace(api_server: &mut FakeApiServer) {
+    let namespace = NamespacedName::new("", NAMESPACE);
+    let body = json!({"metadata": {"name": NAMESPACE}});
+    for event in api_server.apply(ResourceKind::Namespace, &namespace, body) {
+        api_server.step(event);
+    }
 }
 
 fn ready(status: &str, reason: &str) -> Value {
@@ -335,11 +354,7 @@ fn a_chosen_namespace_has_one_certificate() {
     let mut api_server = FakeApiServer::new();
     enable(&mut api_server, &[("namespace-wildcard-cert-selector", "{}")]);
     install_cert_manager(&mut api_server);
-    let namespace = NamespacedName::new("", NAMESPACE);
-    let body = json!({"metadata": {"name": NAMESPACE}});
-    for event in api_server.apply(ResourceKind::Namespace, &namespace, body) {
-        api_server.step(event);
-    }
+    observe_namespace(&mut api_server);
     api_server.apply_service("hello", "hello:v1", 0, Value::Null);
     let request = "default.localhost";
     assert_eq!(api_server.names(ResourceKind::RequestedCertificate), [name(request)]);
@@ -352,6 +367,34 @@ fn a_chosen_namespace_has_one_certificate() {
     read_usable(&mut api_server, request, "*.default.localhost");
     assert_eq!(provisioned(&api_server), "True : ");
     assert_eq!(served(&api_server), [(HOST.to_owned(), Some(name(request)))]);
+}
+
+/// A label has at most 63 characters. cert-manager takes no such domain, and other controllers do.
+#[test]
+fn the_certificate_of_a_namespace_is_found_by_a_domain_that_is_longer_than_a_label() {
+    let domain = ["a", "b", "c"].map(|it| it.repeat(30)).join(".");
+    let mut domains = json!({});
+    domains[domain.as_str()] = "".into();
+    let mut api_server = FakeApiServer::new();
+    api_server.set_config_map("config-domain", domains);
+    let settings =
+        [("namespace-wildcard-cert-selector", "{}"), ("certificate-class", "x.example.com")];
+    enable(&mut api_server, &settings);
+    observe_namespace(&mut api_server);
+    api_server.apply_service("hello", "hello:v1", 0, Value::Null);
+    let request = format!("default.{domain}");
+    let object = api_server.object(ResourceKind::RequestedCertificate, &request);
+    let label = object["metadata"]["labels"]["networking.knative.dev/wildcardDomain"].as_str();
+    let (cut, length) = (label.expect("a label"), label.map(str::len));
+    assert!(domain.starts_with(&cut[..31]) && length == Some(63), "{cut}");
+    set_status(
+        &mut api_server,
+        ResourceKind::RequestedCertificate,
+        &request,
+        ready("True", "Ready"),
+    );
+    read_usable(&mut api_server, &request, &format!("*.default.{domain}"));
+    assert_eq!(provisioned(&api_server), "True : ");
 }
 
 /// Activators would refuse the service, and a table without it routes nothing to its hosts.
