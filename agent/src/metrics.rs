@@ -89,6 +89,10 @@ pub(crate) struct AgentMetrics {
     pub(crate) connections_closed_by_report: Counter,
     /// Times that a stale connection was due but turned out to be in use.
     pub(crate) connections_spared: Counter,
+    /// Pods that had no turn for the query before a close, counted in each round.
+    pub(crate) pods_not_queried: Counter,
+    /// Draining pods beyond the bound on watches.
+    pub(crate) pods_unwatched: Gauge,
     /// Connected UDP sockets that were ended, because their endpoint had left its Service.
     pub(crate) udp_sockets_ended: Counter,
     /// TCP connections that were ended for the same reason.
@@ -161,6 +165,8 @@ impl AgentMetrics {
             connections_closed: Counter::default(),
             connections_closed_by_report: Counter::default(),
             connections_spared: Counter::default(),
+            pods_not_queried: Counter::default(),
+            pods_unwatched: Gauge::default(),
             udp_sockets_ended: Counter::default(),
             tcp_sockets_ended: Counter::default(),
             meshed_namespaces: Gauge::default(),
@@ -250,6 +256,11 @@ impl AgentMetrics {
         registry.register("connections_ended_by_report", help, closed_by_report);
         let help = "Stale connections not closed, because they were in use again";
         registry.register("connections_spared", help, self.connections_spared.clone());
+        let help =
+            "Pods whose stale connections stay for a round, as too many queries are under way";
+        registry.register("pods_not_queried", help, self.pods_not_queried.clone());
+        let help = "Draining pods that are not watched, as too many are";
+        registry.register("pods_unwatched", help, self.pods_unwatched.clone());
         let help = "UDP sockets ended, because their endpoint had left its Service";
         registry.register("udp_sockets_ended", help, self.udp_sockets_ended.clone());
         let help = "TCP connections ended, because their endpoint had left its Service";

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 use self::scan_plan::{ClientScanTarget, ScanRecords};
 use super::{
     ClientScanScope, ClientScanStats, DrainingAddress, is_due, may_close,
-    pod_query::{self, ClientPodAddresses},
+    pod_query::{ClientPodAddresses, InUseQueries},
     recorded_clients::{ClientNamespaces, RecordCompleteness},
 };
 use crate::{
@@ -44,6 +44,8 @@ pub(crate) struct StaleConnectionCloser {
     locked_closer: Option<Arc<Mutex<LockedCloser>>>,
     /// Records that lead to clients; `None`: each scan is one of all clients, or of known connections.
     records: Option<ScanRecords>,
+    /// Queries to pods before a close.
+    queries: InUseQueries,
     last_scan: Arc<Mutex<LastClientScan>>,
 }
 
@@ -195,7 +197,13 @@ impl StaleConnectionCloser {
     /// request between check and close is lost.
     pub(crate) fn new(cgroup: PathBuf, locked_closer: Option<LockedCloser>) -> Self {
         let locked_closer = locked_closer.map(|closer| Arc::new(Mutex::new(closer)));
-        Self { cgroup, locked_closer, records: None, last_scan: Arc::default() }
+        Self {
+            cgroup,
+            locked_closer,
+            records: None,
+            queries: InUseQueries::new(),
+            last_scan: Arc::default(),
+        }
     }
 
     /// Lets scans of recorded clients enter only the namespaces that these records name. Has no effect before Linux 5.14,
@@ -253,21 +261,24 @@ impl StaleConnectionCloser {
         ClientScan { draining, clients: round.clients, scope, walks: round.walks }
     }
 
-    /// Closes the due connections of a scan, except those that a pod reports as in use.
+    /// Closes the due connections of a scan, except those that a pod reports as in use. Returns also the number of pods
+    /// that had no turn for a query: their connections stay open.
     ///
     /// The order matters: list, ask the pods, close only what has not changed since the list. So no request can come in
     /// between.
-    pub(crate) async fn close_due(self, scan: ClientScan) -> CloseCounts {
+    pub(crate) async fn close_due(self, scan: ClientScan) -> (CloseCounts, usize) {
         let ClientScan { draining, mut clients, .. } = scan;
         let all = clients.iter().flat_map(|client| &client.due);
-        let activities = pod_query::query_in_use(all.map(connection_addresses)).await;
+        let report = self.queries.send(all.map(connection_addresses)).await;
+        clients.iter_mut().for_each(|client| client.exclude_pods(&report.left_out));
+        let activities = &report.activities;
         let in_use: u64 =
-            clients.iter_mut().map(|client| client.exclude_in_use(&draining, &activities)).sum();
+            clients.iter_mut().map(|client| client.exclude_in_use(&draining, activities)).sum();
         let mut counts = run_blocking(move || self.close_selected(&draining, clients)).await;
         counts.spared += in_use;
-        let CloseCounts { closed, spared } = counts;
-        debug!(ended = closed, spared, in_use, "stale connections closed");
-        counts
+        let (CloseCounts { closed, spared }, left_out) = (counts, report.left_out.len());
+        debug!(ended = closed, spared, in_use, left_out, "stale connections closed");
+        (counts, left_out)
     }
 
     /// Closes known connections at positions, in the namespace of each client. Blocks.
@@ -518,6 +529,11 @@ impl ScannedClient {
         let (now, all) = (Instant::now(), self.stale.iter());
         self.due = all.filter(|&it| is_due(now, draining, it)).cloned().collect();
         (!self.stale.is_empty()).then_some(self)
+    }
+
+    /// Removes the connections to these pods from the due ones.
+    fn exclude_pods(&mut self, pods: &BTreeSet<SocketAddr>) {
+        self.due.retain(|connection| !pods.contains(&connection.canonical_peer()));
     }
 
     /// Removes the connections that are in use, or may be, from the due ones. Returns their number.

@@ -1,19 +1,33 @@
 //! Shell: queries to pods for the connections of clients that are in use, and for those that become idle.
 
-use std::{collections::BTreeMap, io, net::SocketAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use datapath::abi::ConnectionActivity;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tokio::{
+    net::TcpStream,
+    sync::Semaphore,
+    task::JoinSet,
+    time::{Instant, timeout, timeout_at},
+};
 use tracing::debug;
 
-use crate::pods::{
-    idle_positions::IdleUpdates,
-    namespace::POD_SERVER_PORT,
-    pod_server::{idle, in_use as page},
+use crate::{
+    lock::lock,
+    pods::{
+        idle_positions::IdleUpdates,
+        namespace::POD_SERVER_PORT,
+        pod_server::{idle, in_use as page},
+    },
 };
 
 /// Timeout of a pod's response. Without one nothing is known of the pod's connections, and a later round sends a query
@@ -23,39 +37,111 @@ const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Connection by both its addresses, the client's first.
 pub(super) type ClientPodAddresses = (SocketAddr, SocketAddr);
 
-/// Sends queries to the pods, and returns the use of each connection that they report.
-///
-/// If no agent responds in a pod's namespace, or a policy drops the query, its connections are missing in the result.
-pub(super) async fn query_in_use(
-    connections: impl IntoIterator<Item = ClientPodAddresses>,
-) -> BTreeMap<ClientPodAddresses, ConnectionActivity> {
-    // One query for each port of a pod: its agent answers for all clients at once.
-    let mut clients_of = BTreeMap::<SocketAddr, Vec<SocketAddr>>::new();
-    for (client, pod) in connections {
-        clients_of.entry(pod).or_default().push(client);
-    }
-    // All at the same time, because each may wait for its whole timeout.
-    let mut queries = JoinSet::new();
-    for (pod, clients) in clients_of {
-        for chunk in clients.chunks(page::QUERY_ADDRESSES_MAX) {
-            let query = page::encode_query(chunk);
-            queries.spawn(async move { (pod, query_pod(pod, query).await) });
+/// Clients of the connections that a round is about to close, by pod.
+type ClientsByPod = BTreeMap<SocketAddr, Vec<SocketAddr>>;
+
+/// Most queries for connections in use that are under way at a time, in all rounds of the node together. Each one has a
+/// socket, and pods that do not respond keep theirs for the whole timeout.
+const QUERIES_MAX: usize = 64;
+/// Time in which the queries of a round begin. What its scan has found is too old afterwards.
+const BEGIN_TIME: Duration = Duration::from_secs(1);
+
+/// Queries for connections in use, at most [`QUERIES_MAX`] at a time. Cheap to clone; all clones share the bound.
+#[derive(Clone, Debug)]
+pub(super) struct InUseQueries {
+    /// Permits of the queries that may be under way.
+    turns: Arc<Semaphore>,
+    begin_time: Duration,
+    /// First pod that the last round has left out. The next round begins with it: pods that do not respond must not keep
+    /// others from their turn.
+    next_pod: Arc<Mutex<Option<SocketAddr>>>,
+}
+
+/// Result of the queries of one round.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct InUseReport {
+    /// Use of each connection that the pods report. Those of pods whose agent does not respond, or which a policy keeps
+    /// from it, are missing.
+    pub(super) activities: BTreeMap<ClientPodAddresses, ConnectionActivity>,
+    /// Pods that had no turn for a query. Their connections must stay open.
+    pub(super) left_out: BTreeSet<SocketAddr>,
+}
+
+impl InUseQueries {
+    /// Makes queries with the bounds of an agent.
+    pub(super) fn new() -> Self {
+        Self {
+            turns: Arc::new(Semaphore::new(QUERIES_MAX)),
+            begin_time: BEGIN_TIME,
+            next_pod: Arc::default(),
         }
     }
-    let mut activities = BTreeMap::new();
-    while let Some(result) = queries.join_next().await {
-        match result {
-            Ok((pod, Ok(clients))) => {
-                activities.extend(
-                    clients.into_iter().map(|(client, activity)| ((client, pod), activity)),
-                );
+
+    /// Sends queries to the pods of these connections, and returns what they report.
+    pub(super) async fn send(
+        &self,
+        connections: impl IntoIterator<Item = ClientPodAddresses>,
+    ) -> InUseReport {
+        // One query for each port of a pod: its agent answers for all clients at once.
+        let mut clients_of = ClientsByPod::new();
+        for (client, pod) in connections {
+            clients_of.entry(pod).or_default().push(client);
+        }
+        self.send_by(clients_of, query_pod).await
+    }
+
+    /// Sends the queries by `query`, many at a time: each may wait for its whole timeout.
+    async fn send_by<R>(
+        &self,
+        clients_of: ClientsByPod,
+        query: impl Fn(SocketAddr, String) -> R,
+    ) -> InUseReport
+    where
+        R: Future<Output = io::Result<BTreeMap<SocketAddr, ConnectionActivity>>> + Send + 'static,
+    {
+        let (mut report, mut queries) = (InUseReport::default(), JoinSet::new());
+        let begin_until = Instant::now() + self.begin_time;
+        let (first_pod, mut next_pod) = (*lock(&self.next_pod), None);
+        for (pod, clients) in order_from(first_pod, clients_of) {
+            for chunk in clients.chunks(page::QUERY_ADDRESSES_MAX) {
+                let turn = Arc::clone(&self.turns).acquire_owned();
+                let Ok(Ok(turn)) = timeout_at(begin_until, turn).await else {
+                    report.left_out.insert(pod);
+                    next_pod = next_pod.or(Some(pod));
+                    break;
+                };
+                let response = query(pod, page::encode_query(chunk));
+                queries.spawn(async move {
+                    let result = response.await;
+                    drop(turn);
+                    (pod, result)
+                });
             }
-            // No entry means unknown, and never idle: such a connection stays open while its pod exists.
-            Ok((pod, Err(error))) => debug!(%pod, %error, "a pod does not report its connections"),
-            Err(panic) => debug!(%panic, "the query of a pod failed"),
         }
+        *lock(&self.next_pod) = next_pod;
+        while let Some(result) = queries.join_next().await {
+            match result {
+                Ok((pod, Ok(clients))) => report.activities.extend(
+                    clients.into_iter().map(|(client, activity)| ((client, pod), activity)),
+                ),
+                // No entry means unknown, and never idle: such a connection stays open while its pod exists.
+                Ok((pod, Err(error))) => {
+                    debug!(%pod, %error, "a pod does not report its connections")
+                }
+                Err(panic) => debug!(%panic, "the query of a pod failed"),
+            }
+        }
+        report
     }
-    activities
+}
+
+/// Returns the pods in the order of their addresses, with `first` and those after it before the others.
+fn order_from(
+    first: Option<SocketAddr>,
+    mut clients_of: ClientsByPod,
+) -> impl Iterator<Item = (SocketAddr, Vec<SocketAddr>)> {
+    let begin = first.map_or_else(ClientsByPod::new, |first| clients_of.split_off(&first));
+    begin.into_iter().chain(clients_of)
 }
 
 async fn query_pod(
@@ -127,7 +213,32 @@ async fn exchange(at: SocketAddr, path: &'static str, query: String) -> io::Resu
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use tokio::time::sleep;
+
     use super::*;
+
+    /// Time after which a pod of these tests responds.
+    const RESPONSE_TIME: Duration = Duration::from_millis(300);
+
+    /// Returns queries with other bounds than an agent's.
+    fn queries(turns: usize, begin_time: Duration) -> InUseQueries {
+        InUseQueries { turns: Arc::new(Semaphore::new(turns)), begin_time, ..InUseQueries::new() }
+    }
+
+    fn pod(host: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, host], 80))
+    }
+
+    fn client() -> SocketAddr {
+        SocketAddr::from(([10, 0, 1, 1], 4_711))
+    }
+
+    /// Returns one client of each of these pods.
+    fn clients_of(hosts: std::ops::RangeInclusive<u8>) -> ClientsByPod {
+        hosts.map(|host| (pod(host), vec![client()])).collect()
+    }
 
     #[tokio::test]
     async fn nothing_is_known_of_a_pod_that_does_not_respond() {
@@ -136,6 +247,50 @@ mod tests {
             let client = SocketAddr::from(([127, 0, 0, 1], port));
             (client, SocketAddr::from(([127, 99, 99, 99], 80)))
         });
-        assert_eq!(query_in_use(connections).await, BTreeMap::new());
+        assert_eq!(InUseQueries::new().send(connections).await, InUseReport::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rounds_share_the_bound_on_queries_and_reach_all_pods() {
+        let queries = queries(4, BEGIN_TIME);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let query = |_: SocketAddr, _: String| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            async move {
+                most.fetch_max(running.fetch_add(1, Relaxed) + 1, Relaxed);
+                sleep(RESPONSE_TIME).await;
+                running.fetch_sub(1, Relaxed);
+                io::Result::Ok(BTreeMap::from([(client(), ConnectionActivity::Idle)]))
+            }
+        };
+        let (first, second) = tokio::join!(
+            queries.send_by(clients_of(1..=6), query),
+            queries.send_by(clients_of(1..=6), query),
+        );
+        assert_eq!(most.load(Relaxed), 4);
+        for report in [first, second] {
+            assert_eq!((report.activities.len(), report.left_out.len()), (6, 0));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_without_a_turn_are_left_out_and_have_the_first_turn_of_the_next_round() {
+        let queries = queries(1, RESPONSE_TIME / 2);
+        let asked = Mutex::new(Vec::new());
+        let query = |pod: SocketAddr, _: String| {
+            lock(&asked).push(pod);
+            async {
+                sleep(RESPONSE_TIME).await;
+                io::Result::Err(io::ErrorKind::TimedOut.into())
+            }
+        };
+        for left_out in [[pod(2), pod(3)], [pod(1), pod(3)], [pod(1), pod(2)]] {
+            let report = queries.send_by(clients_of(1..=3), query).await;
+            let expected = InUseReport { left_out: left_out.into(), ..InUseReport::default() };
+            assert_eq!(report, expected);
+        }
+        assert_eq!(*lock(&asked), [pod(1), pod(2), pod(3)]);
+        let report = queries.send_by(clients_of(2..=2), query).await;
+        assert_eq!(report, InUseReport::default(), "the pod at which it began has left");
     }
 }

@@ -114,9 +114,10 @@ impl StaleConnectionTask {
             // Otherwise the next scan waits, because this one would be too old once its turn came.
             let Ok(permit) = closes.acquire_owned().await else { return };
             tokio::spawn(async move {
-                let counts = closer.close_due(scan).await;
+                let (counts, left_out) = closer.close_due(scan).await;
                 metrics.connections_closed.inc_by(counts.closed);
                 metrics.connections_spared.inc_by(counts.spared);
+                metrics.pods_not_queried.inc_by(left_out as u64);
                 drop(permit);
             });
         })

@@ -39,6 +39,9 @@ const QUERY_PAUSE: Duration = Duration::from_millis(1);
 /// Time from the begin of a watch that has ended to the begin of the next one. Agents of earlier versions do not know
 /// the query, and connections are scanned often meanwhile.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// Most pods that are watched at a time. Each watch has a task and a connection. Of the other pods, scans find the
+/// connections that become idle, and stay frequent.
+const WATCHES_MAX: usize = 256;
 
 /// Watches of the draining pods of which this node's clients have connections.
 #[derive(Debug)]
@@ -56,6 +59,12 @@ struct PodWatch {
     draining: DrainingAddress,
     /// True while the pod's agent responds to queries that name all clients of known connections.
     covers_all_clients: Arc<AtomicBool>,
+}
+
+impl PodWatch {
+    fn is_ended(&self) -> bool {
+        self.task.is_finished()
+    }
 }
 
 impl Drop for PodWatch {
@@ -79,17 +88,28 @@ impl PodWatches {
         now: Instant,
         draining: &BTreeMap<SocketAddr, DrainingAddress>,
     ) -> bool {
-        let is_ended = |watch: &PodWatch| watch.task.is_finished();
         self.watches.retain(|at, watch| {
             // A watch that has just ended stays for a moment: without the pause, each update would start it again.
             let is_recent = now < watch.begun + RESTART_PAUSE;
             // Begin and phase set the moments of closes, so changed ones need a new watch.
-            draining.get(at) == Some(&watch.draining) && (!is_ended(watch) || is_recent)
+            draining.get(at) == Some(&watch.draining) && (!watch.is_ended() || is_recent)
         });
         if draining.is_empty() || !self.closer.can_close_locked() {
+            self.metrics.pods_unwatched.set(0);
             return false;
         }
-        let pods = self.closer.known_pods();
+        self.watch_pods(now, draining, self.closer.known_pods())
+    }
+
+    /// Begins the watches of these pods that are missing, up to [`WATCHES_MAX`]. Returns true if each pod is watched for all
+    /// its known connections.
+    fn watch_pods(
+        &mut self,
+        now: Instant,
+        draining: &BTreeMap<SocketAddr, DrainingAddress>,
+        pods: BTreeSet<SocketAddr>,
+    ) -> bool {
+        let mut unwatched = 0;
         // Without known pods there is nothing that a watch could find, so scans stay as they are.
         let mut are_all_watched = !pods.is_empty();
         for pod in pods {
@@ -100,6 +120,11 @@ impl PodWatches {
                 continue;
             }
             let is_missing = !self.watches.contains_key(&pod);
+            if is_missing && self.watches.len() >= WATCHES_MAX {
+                unwatched += 1;
+                are_all_watched = false;
+                continue;
+            }
             if is_missing {
                 let watch = self.start(now, pod, address);
                 self.watches.insert(pod, watch);
@@ -108,8 +133,9 @@ impl PodWatches {
             are_all_watched &= self
                 .watches
                 .get(&pod)
-                .is_some_and(|it| it.covers_all_clients.load(Relaxed) && !is_ended(it));
+                .is_some_and(|it| it.covers_all_clients.load(Relaxed) && !it.is_ended());
         }
+        self.metrics.pods_unwatched.set(unwatched);
         are_all_watched
     }
 
@@ -258,6 +284,21 @@ mod tests {
         let mut watches = PodWatches::new(closer, AgentMetrics::new().0);
         assert!(!watches.update(Instant::now(), &BTreeMap::new()));
         assert!(watches.watches.is_empty());
+    }
+
+    #[tokio::test]
+    async fn pods_beyond_the_bound_on_watches_are_not_watched() {
+        let (now, metrics) = (Instant::now(), AgentMetrics::new().0);
+        let closer = StaleConnectionCloser::new("/nonexistent".into(), None);
+        let mut watches = PodWatches::new(closer, metrics.clone());
+        let ports = 1..=WATCHES_MAX as u16 + 3;
+        let pods: BTreeSet<SocketAddr> = ports.map(|port| ([10, 0, 0, 1], port).into()).collect();
+        let address = DrainingAddress { since: now, phase: None };
+        let draining = pods.iter().map(|&pod| (pod, address)).collect();
+        assert!(!watches.watch_pods(now, &draining, pods));
+        assert_eq!((watches.watches.len(), metrics.pods_unwatched.get()), (WATCHES_MAX, 3));
+        assert!(!watches.update(now, &BTreeMap::new()));
+        assert_eq!((watches.watches.len(), metrics.pods_unwatched.get()), (0, 0));
     }
 
     #[test]
