@@ -51,6 +51,7 @@ use crate::{
         registry::PodRegistry,
         tracker::PodTracker,
         types::PodTrackerEvent,
+        upgraded_connections::UpgradedCounts,
     },
     routes::{
         activator_reports::ActivatorReports, bootstrap::BootstrapFrontend,
@@ -154,6 +155,8 @@ pub(crate) struct Agent {
     stale_sockets: StaleSocketTask,
     /// Deadlines of the requests of this node's pods.
     overdue_requests: OverdueRequestTask,
+    /// Counts of the upgraded connections of this node's draining pods.
+    upgraded_counts: UpgradedCounts,
     housekeeping: HousekeepingTimes,
     /// Events of tasks that the loop has started: probes, and counts of connections.
     pod_events_tx: Sender<PodTrackerEvent>,
@@ -205,6 +208,11 @@ impl Agent {
                 handles.finder.channel(),
                 handles.maps.conns(),
                 metrics.clone(),
+            ),
+            upgraded_counts: UpgradedCounts::new(
+                handles.finder.channel(),
+                handles.maps.conns(),
+                pod_events_tx.clone(),
             ),
             pods: PodTracker::new(handles.upgraded_drain_time),
             registry: PodRegistry::resume(slots_by_cookie),

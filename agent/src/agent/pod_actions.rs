@@ -24,7 +24,6 @@ use crate::{
         types::{
             NamespaceFacts, PodKernelState, PodProbeAttempt, PodTrackerAction, PodTrackerEvent,
         },
-        upgraded_connections,
     },
 };
 
@@ -243,14 +242,7 @@ impl Agent {
     /// Counts the upgraded connections of a pod. The result arrives as an event.
     fn count_upgraded(&self, uid: String) {
         let Some(RegisteredPod { cookie, .. }) = self.registry.get(&uid) else { return };
-        let (finder, conns) = (self.handles.finder.channel(), self.handles.maps.conns());
-        upgraded_connections::count_upgraded(
-            uid,
-            cookie,
-            finder,
-            conns,
-            self.pod_events_tx.clone(),
-        );
+        self.upgraded_counts.start(uid, cookie);
     }
 
     /// Makes one attempt of a readiness probe, in a task of its own.
