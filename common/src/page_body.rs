@@ -1,6 +1,7 @@
 //! Shell: bodies of large pages, of which one at a time is in memory.
 
 use std::{
+    convert::Infallible,
     io,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -8,7 +9,7 @@ use std::{
 
 use axum::body::{Body, Bytes};
 use futures::stream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// Size of the parts in which a page is sent.
 const PART_BYTES: usize = 64 << 10;
@@ -21,15 +22,17 @@ type PageRest = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
 pub fn page_body(text: Vec<u8>, turn: OwnedSemaphorePermit, timeout: Duration) -> Body {
     let rest: PageRest = Arc::new(Mutex::new(Some((Bytes::from(text), turn))));
     let unread = Arc::downgrade(&rest);
+    // The timer ends with the body: clients that read at once could leave behind any number of timers otherwise.
+    let (body_alive, body_end) = oneshot::channel::<Infallible>();
     tokio::spawn(async move {
-        tokio::time::sleep(timeout).await;
-        if let Some(rest) = unread.upgrade() {
+        let is_late = tokio::time::timeout(timeout, body_end).await.is_err();
+        if let Some(rest) = unread.upgrade().filter(|_| is_late) {
             *rest.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     });
-    Body::from_stream(stream::unfold(rest, |rest| async move {
+    Body::from_stream(stream::unfold((rest, body_alive), |(rest, body_alive)| async move {
         let part = next_part(&rest)?;
-        Some((part, rest))
+        Some((part, (rest, body_alive)))
     }))
 }
 
@@ -66,6 +69,28 @@ mod tests {
         let read = axum::body::to_bytes(body, usize::MAX).await.expect("in time");
         assert!(read == text, "{} bytes", read.len());
         assert_eq!(turn.available_permits(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_timer_outlives_its_page() {
+        let turn = Arc::new(Semaphore::new(1));
+        let is_timer_left = || tokio::runtime::Handle::current().metrics().num_alive_tasks() > 0;
+        for is_read in [true, false] {
+            let body = page_body(vec![b'x'], take_turn(&turn).await, Duration::from_secs(10));
+            assert!(is_timer_left());
+            if is_read {
+                axum::body::to_bytes(body, usize::MAX).await.expect("in time");
+            } else {
+                drop(body);
+            }
+            tokio::time::timeout(Duration::from_secs(1), async {
+                while is_timer_left() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            })
+            .await
+            .expect("the timer ends with the body");
+        }
     }
 
     #[tokio::test(start_paused = true)]
