@@ -7,8 +7,9 @@ use crate::{
     model::{
         cluster_state::{
             AppRevision, AppState, ClusterState, ParsedTemplate, PodStage, RevisionPod,
-            RouteNameAllocation, WorkloadKey, WorkloadKind,
+            RouteNameAllocation, WorkloadKey, WorkloadKind, name_registry::PORT_RECORD_NAME,
         },
+        knative::key,
         object::{
             ObjectPart, ObjectPartKey, PodRequests, ResourceKind,
             names::{self, tagged_name},
@@ -254,6 +255,7 @@ pub fn app_keys(
         all.extend(status_keys(name));
         all.extend(object_keys(name));
         all.extend(route_name_keys(name, app));
+        all.extend(claimed_port_key(app, cluster));
         all.extend(certificate_keys(name, app, cluster));
         all.extend(ingress_key(name, app, cluster));
     }
@@ -340,6 +342,17 @@ pub fn route_name_keys(name: &NamespacedName, app: &AppState) -> Vec<ObjectPartK
         ObjectPartKey::new(ResourceKind::Service, ObjectPart::Object, route_name)
     };
     app.allocations().iter().map(service).chain(slice_keys(name, app)).collect()
+}
+
+/// Returns the key of the record of the owners of gateway ports.
+pub fn port_record_key(cluster: &ClusterState) -> ObjectPartKey {
+    let name = NamespacedName::new(cluster.settings.system_namespace.as_str(), PORT_RECORD_NAME);
+    ObjectPartKey::new(ResourceKind::ConfigMap, ObjectPart::Object, name)
+}
+
+/// Returns the key of that record, if an app's Route asks for a gateway port.
+pub fn claimed_port_key(app: &AppState, cluster: &ClusterState) -> Option<ObjectPartKey> {
+    app.route_annotation(key::GATEWAY_PORT).map(|_| port_record_key(cluster))
 }
 
 /// Returns the keys of the requested certificates of a Route's names, if there may be any.

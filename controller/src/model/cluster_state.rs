@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    num::NonZeroU16,
     sync::Arc,
 };
 
@@ -217,12 +218,22 @@ pub struct NameIndex {
     pub registry: NameRegistry,
     /// State of placeholders, by name: the Services that reserve names of Routes.
     pub placeholders: BTreeMap<NamespacedName, PlaceholderState>,
+    /// UIDs of the Routes that own gateway ports, as the leader has recorded them; `None`: there is no record.
+    pub port_record: Option<BTreeMap<NonZeroU16, Uid>>,
     /// Pairs of an object's name and its app, for names that do not begin with the app's since they were cut or chosen.
     pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Routes that name Revisions of another app, by the name of that app.
     pub referring_apps: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
     /// Routes that name a Revision that is not observed yet, by the name of the Revision.
     pub routes_of_unknown_revisions: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
+}
+
+impl NameIndex {
+    /// Returns the claim that owns a gateway port.
+    pub fn port_owner(&self, port: NonZeroU16) -> Option<&name_registry::NameClaim> {
+        let recorded = self.port_record.as_ref().and_then(|record| record.get(&port)).copied();
+        self.registry.port_owner(port, recorded, &self.placeholders)
+    }
 }
 
 /// Latest reports about pods, and the acknowledgements of their drains.

@@ -2,7 +2,7 @@
 //!
 //! Parts that cannot be read are left out rather than refused, since the object exists all the same.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc};
 
 use common::{
     decimal::{parse_digits, parse_port},
@@ -288,8 +288,18 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
         owner_uid: owner,
         created,
         affinity: scaled_service::read_affinity(&object["spec"]),
-        gateway_port: annotation(object, key::OWNED_GATEWAY_PORT).and_then(parse_port),
     })
+}
+
+/// Reads the record of the owners of gateway ports: the UID of each port's Route. Entries that cannot be read are left
+/// out.
+pub fn read_port_record(object: &Value) -> BTreeMap<NonZeroU16, Uid> {
+    let entries = object["data"].as_object().into_iter().flatten();
+    let read = |(port, owner): (&String, &Value)| {
+        let (_, uid) = owner.as_str()?.rsplit_once(' ')?;
+        Some((parse_port(port)?, Uid::parse(uid)?))
+    };
+    entries.filter_map(read).collect()
 }
 
 /// Reads a DomainMapping, without its conditions.

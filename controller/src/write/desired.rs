@@ -29,6 +29,7 @@ mod gateway_api;
 mod ingresses;
 mod pod_annotations;
 mod pod_requests;
+mod port_record;
 mod requested_certificates;
 mod required_children;
 mod revision_children;
@@ -71,8 +72,8 @@ pub fn desired_state(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredStat
         | ResourceKind::HttpRoute
         | ResourceKind::GrpcRoute => gateway_api::gateway_status(cluster, key),
         ResourceKind::Ingress => ingresses::ingress_part(cluster, key),
+        ResourceKind::ConfigMap => port_record::record_part(cluster, key),
         ResourceKind::Node
-        | ResourceKind::ConfigMap
         | ResourceKind::Namespace
         | ResourceKind::NetworkPolicy
         | ResourceKind::AcmeChallenge
@@ -309,9 +310,5 @@ fn with_placeholder<T>(
             cluster,
         ),
         affinity: placeholder_affinity(cluster, owner, allocation),
-        gateway_port: match allocation.tag {
-            None => plan::gateway_ports::owned_port(app, owner, cluster),
-            Some(_) => None,
-        },
     }))
 }

@@ -257,7 +257,6 @@ impl ApiServerFixture {
             serves_tcp: false,
             serves_local_tls: false,
             affinity: None,
-            gateway_port: None,
         })
     }
 }

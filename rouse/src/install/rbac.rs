@@ -4,6 +4,7 @@
 //! have accounts that identify them in the tokens that they present to the controller.
 
 use agent::config::ClusterIpMode;
+use controller::model::cluster_state::name_registry::PORT_RECORD_NAME;
 use serde_json::{Value, json};
 
 use super::{
@@ -315,14 +316,14 @@ pub(crate) const NAMESPACE_RULES: [RbacRule; 6] = [
         resources: &["configmaps"],
         names: &[],
         verbs: &["list", "watch", "create"],
-        reason: "reads `config-*`; creates the two below (`create` cannot be limited by name)",
+        reason: "reads `config-*`; creates the three below (`create` cannot be limited by name)",
     },
     RbacRule {
         groups: &[""],
         resources: &["configmaps"],
-        names: &["rouse-authorities", "rouse-trust-bundle"],
+        names: &["rouse-authorities", "rouse-trust-bundle", PORT_RECORD_NAME],
         verbs: &["get", "patch"],
-        reason: "certificate authorities that the components trust, and those for clients inside the cluster",
+        reason: "certificate authorities that the components trust, and those for clients inside the cluster; owners of gateway ports",
     },
     RbacRule {
         groups: &[""],

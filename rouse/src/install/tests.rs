@@ -10,7 +10,7 @@ use clap::{Parser as _, ValueEnum as _};
 use common::request_log;
 use controller::{
     model::{
-        cluster_state::ControllerSettings,
+        cluster_state::{ControllerSettings, name_registry::PORT_RECORD_NAME},
         config_maps::{
             Configs, NetworkConfig, RevisionDefaults,
             go_template::GoTemplate,
@@ -573,6 +573,18 @@ fn the_controller_may_write_the_statuses_of_the_gateway_api() {
                 && rule.verbs.contains(&"patch")
         });
         assert!(is_permitted, "{status}");
+    }
+}
+
+#[test]
+fn the_controller_may_write_the_record_of_gateway_ports() {
+    for verb in ["get", "patch"] {
+        let is_permitted = rbac::NAMESPACE_RULES.iter().any(|rule| {
+            rule.resources.contains(&"configmaps")
+                && rule.names.contains(&PORT_RECORD_NAME)
+                && rule.verbs.contains(&verb)
+        });
+        assert!(is_permitted, "{verb}");
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use controller::write::children::slices::{MANAGED_BY_LABEL, MANAGED_BY_ROUSE};
+use controller::{
+    model::cluster_state::name_registry::PORT_RECORD_NAME,
+    write::children::slices::{MANAGED_BY_LABEL, MANAGED_BY_ROUSE},
+};
 use serde_json::Value;
 
 use super::{
@@ -27,12 +30,13 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 const DELETE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Objects that the controller creates for itself, beside those of the installation.
-const CONTROLLER_OBJECTS: [(&str, &str, &str); 6] = [
+const CONTROLLER_OBJECTS: [(&str, &str, &str); 7] = [
     ("v1", "Secret", "rouse-authorities"),
     ("v1", "Secret", "rouse-local-authorities"),
     ("v1", "Secret", "webhook-certs"),
     ("v1", "ConfigMap", "rouse-authorities"),
     ("v1", "ConfigMap", "rouse-trust-bundle"),
+    ("v1", "ConfigMap", PORT_RECORD_NAME),
     ("coordination.k8s.io/v1", "Lease", "rouse-controller"),
 ];
 

@@ -1,8 +1,12 @@
 //! Pure: claims of Routes and DomainMappings to names, and the effects when a name gets another owner.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+};
 
 use common::wire::NamespacedName;
+use serde_json::Value;
 
 use super::{ControllerStateMachine, ObjectsToStore, allocate};
 use crate::{
@@ -14,6 +18,7 @@ use crate::{
         },
         object::names::tagged_name,
     },
+    read::observe,
 };
 
 /// Records the names that an app's Route claims. The Route is read from `app`, not from the cluster state.
@@ -87,6 +92,20 @@ impl ControllerStateMachine {
         self.cluster.names.registry.set_claims(&NameClaimant::Mapping(name.clone()), claims);
     }
 
+    /// Handles the record of the owners of gateway ports, which the leader writes and every replica follows.
+    pub(super) fn observe_port_record(&mut self, object: Option<&Value>) {
+        let (record, names) = (object.map(observe::read_port_record), &mut self.cluster.names);
+        if names.port_record == record {
+            return;
+        }
+        let before = std::mem::replace(&mut names.port_record, record);
+        let ports = before.iter().chain(&names.port_record).flat_map(BTreeMap::keys);
+        let ports: BTreeSet<NonZeroU16> = ports.copied().collect();
+        ports.into_iter().for_each(|port| names.registry.mark_port_changed(port));
+        // Without the record, its owners are to be written again.
+        self.effects.changed_keys.push(part_keys::port_record_key(&self.cluster));
+    }
+
     /// Plans the apps and mappings whose names may have another owner now.
     pub(super) fn reconcile_claimants(&mut self, now: UnixMillis) {
         // A plan may move further names, whose claimants are planned in the next round.
@@ -118,6 +137,8 @@ impl ControllerStateMachine {
             let app = self.cluster.apps.get(&name);
             let keys = app.map(|app| part_keys::route_name_keys(&name, app)).unwrap_or_default();
             self.effects.changed_keys.extend(keys);
+            let port_key = app.and_then(|app| part_keys::claimed_port_key(app, &self.cluster));
+            self.effects.changed_keys.extend(port_key);
         }
         for mapping in claimants {
             let NameClaimant::Mapping(name) = mapping else { continue };

@@ -12,6 +12,7 @@ use crate::{
     model::{
         cluster_state::{
             ControllerSettings, DeploymentSettings, PlatformKind, TemplateCache, UnixMillis,
+            name_registry::PORT_RECORD_NAME,
         },
         config_maps::{self, Flag, deployment::DefaultAffinityType},
         scale_policy::ScalePolicyConfig,
@@ -46,6 +47,9 @@ impl ControllerStateMachine {
     ) {
         if name.namespace != self.cluster.settings.system_namespace {
             return;
+        }
+        if name.name == PORT_RECORD_NAME {
+            return self.observe_port_record(object);
         }
         let mut settings = ControllerSettings::clone(&self.cluster.settings);
         let update = settings.config_maps.observe(&name.name, object);

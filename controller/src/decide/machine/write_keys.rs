@@ -19,8 +19,11 @@ pub(super) fn changed_keys(
     after: Option<&AppState>,
     cluster: &ClusterState,
 ) -> Vec<ObjectPartKey> {
-    let scaled = changed_scaled_keys(name, previous, after);
-    let Some(after) = after else { return scaled };
+    let mut scaled = changed_scaled_keys(name, previous, after);
+    let Some(after) = after else {
+        scaled.extend(part_keys::claimed_port_key(previous, cluster));
+        return scaled;
+    };
     let mut keys = changed_knative_keys(name, previous, after, cluster);
     keys.extend(scaled);
     keys
@@ -66,6 +69,8 @@ fn changed_knative_keys(
         keys.extend(part_keys::object_keys(name));
         keys.extend(part_keys::route_name_keys(name, after));
         keys.extend(part_keys::route_name_keys(name, previous));
+        keys.extend(part_keys::claimed_port_key(after, cluster));
+        keys.extend(part_keys::claimed_port_key(previous, cluster));
         keys.extend(part_keys::certificate_keys(name, after, cluster));
         keys.extend(part_keys::certificate_keys(name, previous, cluster));
         // An annotation of the Route may set the path of its Revisions.

@@ -1,16 +1,16 @@
 //! Pure: gateway ports of Routes: the port that a Route asks for, and the reason if it does not get it.
 //!
-//! The first Route keeps a port, and another one gets it when the first no longer asks for it. The owner's placeholder
-//! records the port, so that an older Route that asks for it later does not take it.
+//! The first Route keeps a port, and another one gets it when the first no longer asks for it. A ConfigMap of the system
+//! namespace records the owners, so that an older Route that asks for a port later does not take it.
 
-use std::num::NonZeroU16;
+use std::{collections::BTreeMap, num::NonZeroU16};
 
 use common::{decimal::parse_port, wire::NamespacedName};
 
 use super::routes::{route_host, serves_tcp};
 use crate::model::{
     cluster_state::{
-        AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, UnixMillis,
+        AppState, ClusterState, ConditionReason, ConditionStatus, ConditionType, Uid, UnixMillis,
         name_registry::NameClaimant,
     },
     config_maps::port_ranges::is_reserved_gateway_port,
@@ -67,8 +67,19 @@ pub(crate) fn owned_port(
     cluster: &ClusterState,
 ) -> Option<NonZeroU16> {
     let port = claimable_port(app, name, cluster)?.ok()?;
-    let owner = cluster.names.registry.port_owner(port, &cluster.names.placeholders)?;
+    let owner = cluster.names.port_owner(port)?;
     (owner.claimant == NameClaimant::Route(name.clone())).then_some(port)
+}
+
+/// Returns the Route that owns each gateway port, with its UID. Ports of Routes that do not exist yet are left out.
+pub(crate) fn port_owners(cluster: &ClusterState) -> BTreeMap<NonZeroU16, (&NamespacedName, Uid)> {
+    let all = cluster.apps.iter().filter_map(|(name, app)| {
+        let port = owned_port(app, name, cluster)?;
+        // A Route that is not made yet has no UID.
+        let route = app.route.as_ref().filter(|it| it.meta.exists())?;
+        Some((port, (name, route.meta.uid)))
+    });
+    all.collect()
 }
 
 /// Sets the Route's condition about its gateway port. It is absent while the Route has never asked for one.
@@ -98,7 +109,7 @@ fn port_status(
     name: &NamespacedName,
     cluster: &ClusterState,
 ) -> ConditionStatus {
-    let Some(owner) = cluster.names.registry.port_owner(port, &cluster.names.placeholders) else {
+    let Some(owner) = cluster.names.port_owner(port) else {
         // No claim is recorded yet.
         return ConditionStatus::Unknown(None);
     };

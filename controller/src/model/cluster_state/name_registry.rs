@@ -17,6 +17,9 @@ use common::wire::NamespacedName;
 
 use super::{PlaceholderState, Uid, UnixMillis};
 
+/// Name of the ConfigMap of the system namespace that records the owners of gateway ports.
+pub const PORT_RECORD_NAME: &str = "rouse-gateway-ports";
+
 /// Object that claims a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NameClaimant {
@@ -149,6 +152,11 @@ impl NameRegistry {
         self.mark_changed(ClaimedName::Service(service).hash_key());
     }
 
+    /// Marks the claimants of a gateway port whose recorded owner has changed.
+    pub fn mark_port_changed(&mut self, port: NonZeroU16) {
+        self.mark_changed(ClaimedName::GatewayPort(port).hash_key());
+    }
+
     /// Marks the claimants of a name, and the claimants of their other names: a claimant that loses its Service's name
     /// loses its host, too.
     fn mark_changed(&mut self, key: u64) {
@@ -208,21 +216,18 @@ impl NameRegistry {
         all.min_by(|a, b| (since(a), claim_order(a)).cmp(&(since(b), claim_order(b))))
     }
 
-    /// Returns the claim that owns a gateway port: that of the Route whose placeholder records it, else the older one.
+    /// Returns the claim that owns a gateway port: that of the Route with the recorded UID, else the older one.
     pub fn port_owner(
         &self,
         port: NonZeroU16,
+        recorded: Option<Uid>,
         placeholders: &BTreeMap<NamespacedName, PlaceholderState>,
     ) -> Option<&NameClaim> {
         let has_service = |claim: &&NameClaim| {
             self.service_owner(&claim.service, placeholders)
                 .is_some_and(|owner| owner.claimant == claim.claimant)
         };
-        let is_recorded = |claim: &NameClaim| {
-            let placeholder = placeholders.get(&claim.service);
-            placeholder.is_some_and(|it| it.owner_uid == claim.uid && it.gateway_port == Some(port))
-        };
-        let recorded_first = |claim: &NameClaim| Reverse(is_recorded(claim));
+        let recorded_first = |claim: &NameClaim| Reverse(Some(claim.uid) == recorded);
         let all = self.claims.get(&ClaimedName::GatewayPort(port).hash_key())?.iter();
         let all = all.filter(has_service);
         all.min_by(|a, b| {

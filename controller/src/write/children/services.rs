@@ -1,6 +1,6 @@
 //! Pure: the core group's Services: two for each Revision, one for each name of a Route.
 
-use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use common::wire::AppProtocol;
 use k8s_openapi::{
@@ -35,11 +35,10 @@ const HTTPS_PORT: i32 = 443;
 pub(super) const HTTPS_PORT_NAME: &str = "https";
 
 /// Annotations of a Route that its Services do not inherit. With [`key::SCALE_TO_ZERO`] they would be scaled Services.
-const UNINHERITED_ANNOTATIONS: [&str; 6] = [
+const UNINHERITED_ANNOTATIONS: [&str; 5] = [
     APPLIED_ANNOTATION,
     key::SCALE_TO_ZERO,
     ACTIVATOR_PORT_ANNOTATION,
-    key::OWNED_GATEWAY_PORT,
     key::ALLOCATIONS,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
@@ -138,8 +137,6 @@ pub struct PlaceholderSpec<'a> {
     pub serves_local_tls: bool,
     /// Time for which a client keeps its pod, as a user has set it on the placeholder; `None`: no affinity.
     pub affinity: Option<Duration>,
-    /// Gateway port that the Route owns, if the name is its own.
-    pub gateway_port: Option<NonZeroU16>,
 }
 
 impl PlaceholderSpec<'_> {
@@ -161,15 +158,13 @@ impl PlaceholderSpec<'_> {
         labels
     }
 
-    /// Annotations of the placeholder: the Route's, the port of its name at the activators, and its gateway port.
+    /// Annotations of the placeholder: the Route's, and the port of its name at the activators.
     fn annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = self.route_annotations.clone();
         // The annotations of `kubectl apply` and of Rouse's writer describe the Route object, not this one.
         annotations.retain(|key, _| !UNINHERITED_ANNOTATIONS.contains(&key.as_str()));
         let port = self.activator_port.map(|port| port.to_string());
         annotations.extend(port.map(|port| (ACTIVATOR_PORT_ANNOTATION.to_owned(), port)));
-        let port = self.gateway_port.map(|port| port.to_string());
-        annotations.extend(port.map(|port| (key::OWNED_GATEWAY_PORT.to_owned(), port)));
         annotations
     }
 

@@ -1,6 +1,7 @@
 //! Gateway ports: the first Service keeps a port, and the next one gets it when the first no longer asks for it.
 
 use super::*;
+use crate::model::cluster_state::name_registry::PORT_RECORD_NAME;
 
 fn permit_ports(api_server: &mut FakeApiServer, ports: &str) {
     api_server.set_config_map("config-network", json!({"rouse.dev.gateway-ports": ports}));
@@ -50,6 +51,22 @@ fn event_reasons(api_server: &FakeApiServer) -> Vec<&str> {
     api_server.object_events.iter().map(|it| it.reason.as_str()).collect()
 }
 
+fn record_name() -> NamespacedName {
+    NamespacedName::new("knative-serving", PORT_RECORD_NAME)
+}
+
+/// Returns the record of the owners of ports; `null` if there is none.
+fn record(api_server: &FakeApiServer) -> Value {
+    let record = api_server.objects.get(&(ResourceKind::ConfigMap, record_name()));
+    record.map(|it| it["data"].clone()).unwrap_or_default()
+}
+
+/// Returns the entry of a Service's Route in the record.
+fn entry(api_server: &FakeApiServer, object_name: &str) -> String {
+    let uid = &api_server.object(ResourceKind::Route, object_name)["metadata"]["uid"];
+    format!("{NAMESPACE}/{object_name} {}", uid.as_str().expect("a UID"))
+}
+
 const TAKEN: &str =
     "False GatewayPortTaken: Port 5432 is already in use by Route \"default/first\"";
 
@@ -61,10 +78,11 @@ fn a_service_of_raw_tcp_gets_a_permitted_port() {
     apply_tcp(&mut api_server, "second", "6050");
     assert_eq!(port_owners(&api_server), ["first:5432", "second:6050"]);
     assert_eq!(condition(&api_server, "first"), "True : ");
-    let placeholder = api_server.object(ResourceKind::Service, "first");
-    assert_eq!(placeholder["metadata"]["annotations"][key::OWNED_GATEWAY_PORT], "5432");
+    let (first, second) = (entry(&api_server, "first"), entry(&api_server, "second"));
+    assert_eq!(record(&api_server), json!({"5432": first, "6050": second}));
     apply(&mut api_server, "first", None, "tcp");
     assert_eq!(port_owners(&api_server), ["second:6050"]);
+    assert_eq!(record(&api_server), json!({"6050": second}));
     assert_eq!(
         condition(&api_server, "first"),
         "True NotRequested: The Route asks for no gateway port."
@@ -107,6 +125,39 @@ fn an_older_service_that_asks_later_gets_no_port() {
     assert_eq!(condition(&api_server, "older"), TAKEN);
 }
 
+/// Users of a namespace may write its Services, and the status of its Routes.
+#[test]
+fn no_object_of_a_namespace_shows_who_came_first() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "older", None, "tcp");
+    apply_tcp(&mut api_server, "first", "5432");
+    let mut forged = api_server.object(ResourceKind::Service, "older").clone();
+    forged["metadata"]["annotations"]["rouse.dev/gateway-port"] = json!("5432");
+    for event in api_server.apply(ResourceKind::Service, &name("older"), forged) {
+        api_server.step(event);
+    }
+    apply_tcp(&mut api_server, "older", "5432");
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+    assert_eq!(condition(&api_server, "older"), TAKEN);
+}
+
+#[test]
+fn a_service_that_is_made_again_waits_and_a_deleted_record_is_written_again() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply_tcp(&mut api_server, "first", "5432");
+    apply_tcp(&mut api_server, "second", "5432");
+    api_server.delete_as_user(ResourceKind::KnativeService, "first");
+    apply_tcp(&mut api_server, "first", "5432");
+    assert_eq!(port_owners(&api_server), ["second:5432"], "the name alone is not recorded");
+    for event in api_server.delete(ResourceKind::ConfigMap, &record_name()) {
+        api_server.step(event);
+    }
+    assert_eq!(record(&api_server), json!({"5432": entry(&api_server, "second")}));
+    assert_eq!(port_owners(&api_server), ["second:5432"]);
+}
+
 #[test]
 fn a_port_that_no_service_may_have_is_refused_with_the_reason() {
     let mut api_server = FakeApiServer::new();
@@ -128,6 +179,7 @@ fn a_port_that_no_service_may_have_is_refused_with_the_reason() {
         assert_eq!(port_owners(&api_server), [""; 0]);
     }
     assert_eq!(api_server.object_events.len(), 6);
+    assert!(record(&api_server).is_null());
     // The permission may come later.
     apply_tcp(&mut api_server, "first", "5432");
     permit_ports(&mut api_server, "5432");
