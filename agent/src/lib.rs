@@ -347,7 +347,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
-    let (pod_servers, running_queries) = PodServerDeps::open(&prestop_hooks, &maps)?;
+    let (pod_servers, thaw_queries) = PodServerDeps::open(&prestop_hooks, &maps)?;
     let finder_commands = start_pod_finder(&config, &paths, pod_servers.clone(), finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let handles = AgentHandles {
@@ -367,15 +367,15 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         facts_queries,
         prestop_hooks,
         idle: pod_servers.idle,
-        running_queries,
-        agents_answer: config.wait_for_drain,
+        thaw_queries,
+        agents_answer_queries: config.wait_for_drain,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
     let agent = Agent::new(config.node, cluster.start, closer, handles)?;
     tasks.spawn(agent.auditor()?.run(shutdown.clone()));
-    tasks.spawn(agent.thaw_promise()?.keep(shutdown.clone()));
+    tasks.spawn(agent.thaw_promise_task()?.run(shutdown.clone()));
     let ended = tokio::select! {
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
