@@ -42,8 +42,8 @@ pub enum NoRewriteReason {
     Changed,
 }
 
-/// Backend for a connect, as a copy: the backend's row may be used for another one once it has been out of all lists
-/// for the quarantine.
+/// Backend for a connect, as a copy. The backend's row may be another backend's once it has been out of all lists for
+/// the quarantine.
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
 pub struct ChosenBackend {
@@ -153,6 +153,7 @@ fn try_choose_backend(
     match SvcState::unpack(state).mode {
         RoutingMode::PickBackend => {
             let backend = pick_pod(state);
+            // No picked pod can take a connection now. An activator holds the request until one can.
             if backend == NO_BACKEND {
                 increment_control(abi::CONTROL_FALLBACK);
                 return choose_activator(key, read);
@@ -164,6 +165,7 @@ fn try_choose_backend(
         RoutingMode::PickRandom => choose_random(ctx, key, read),
         RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
+        // A refusal shows at the client, so one by words that have changed since would be an error.
         RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
         RoutingMode::SelfTest => {
             verify_unchanged(key, read)?;
@@ -268,8 +270,8 @@ pub fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(),
 
 /// Returns the service id of a frontend.
 ///
-/// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address;
-/// reading it [again](verify_unchanged) shows that.
+/// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address. The
+/// check for [changes](verify_unchanged) finds that.
 #[inline(always)]
 pub fn service_id_of(key: &FrontendKey) -> Option<u32> {
     // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
@@ -318,8 +320,8 @@ extern "C" fn pick_activator(state: u64) -> u32 {
     pick_two(&list).map_or(NO_BACKEND, |(better, _)| better.backend)
 }
 
-/// Picks a random backend of a list, in up to [`MAX_PICKS`] picks while the picked one was left unanswered a short time
-/// ago; [`NO_BACKEND`] if there is none. Separate, like [`pick_pod`].
+/// Picks a random backend of a list; [`NO_BACKEND`] if there is none. Picks again, in all up to [`MAX_PICKS`] times, if
+/// the picked one left a connect unanswered lately. Separate, like [`pick_pod`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn pick_random(state: u64) -> u32 {
@@ -475,8 +477,8 @@ fn is_recently_unanswered(pick: &BackendPick) -> bool {
         && load_balancing::elapsed_ns(monotonic_ns(), unanswered_ns) < abi::AVOID_UNANSWERED_NS
 }
 
-/// Returns true if a pod of this node has a listener, and is not left frozen. Without a cookie (see `BackendValue`) the
-/// RouteTable is trusted.
+/// Returns true if a pod of this node has a listener, and is not left frozen. For a backend without a netns cookie (see
+/// `BackendValue`) the RouteTable is trusted.
 #[inline(always)]
 fn is_listening(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; single words, any value of which is checked below.
@@ -494,8 +496,8 @@ fn is_listening(pick: &BackendPick) -> bool {
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
 }
 
-/// Returns 1 if a pod of this node is frozen, or about to be, and no agent promises to thaw it any more; else 0. Separate,
-/// like [`pick_pod`].
+/// Returns 1 if a pod of this node is left frozen, else 0. Such a pod is frozen or about to be, and no agent promises
+/// to thaw it any more. Separate, like [`pick_pod`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn is_left_frozen(cookie: u64) -> u32 {

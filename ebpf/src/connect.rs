@@ -117,8 +117,8 @@ fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut Conn
     (is_backend && is_in_force(client)).then_some(client)
 }
 
-/// Records a connect that is to be rewritten. Returns false if it must go on unchanged: a kernel thread makes it, there
-/// is no memory for the record of a UDP socket, or another connection has the local port and backend.
+/// Records a connect that is to be rewritten. Returns false if it must go on unchanged. That is so for one of a kernel
+/// thread, without memory for the record of a UDP socket, and if another connection has the local port and backend.
 #[inline(always)]
 fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -> bool {
     if is_left_kernel_thread() {
