@@ -104,17 +104,17 @@ pub struct EdgeSettings {
 impl EdgeSettings {
     /// Returns true if `peer` is a trusted proxy.
     pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
-        contain_address(&self.trusted_proxies, peer)
+        is_in_networks(&self.trusted_proxies, peer)
     }
 
     /// Returns true if `peer` is a trusted ingress.
     pub fn is_trusted_ingress(&self, peer: IpAddr) -> bool {
-        contain_address(&self.trusted_ingresses, peer)
+        is_in_networks(&self.trusted_ingresses, peer)
     }
 }
 
 /// Returns true if one of the networks contains the address.
-fn contain_address(networks: &[IpNet], address: IpAddr) -> bool {
+fn is_in_networks(networks: &[IpNet], address: IpAddr) -> bool {
     let address = address.to_canonical();
     networks.iter().any(|net| net.contains(&address))
 }

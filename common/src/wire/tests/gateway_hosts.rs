@@ -103,8 +103,8 @@ fn a_route_may_have_a_name_that_is_no_host() {
     }
 }
 
-/// An earlier release would redirect to the path of the request, perhaps without an end, or send a request to a backend
-/// with a path that is not for it. Without redirect and backends it responds with 500.
+/// An earlier release would redirect to the path of the request, perhaps without an end. Or it would send a request to
+/// a backend with a path that is not for it. Without redirect and backends it responds with 500.
 #[test]
 fn an_earlier_release_finds_no_redirect_and_no_backends_where_paths_change() {
     let sent = raw::HttpRule::from(changed_rule());
