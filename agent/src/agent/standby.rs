@@ -1,8 +1,8 @@
 //! Shell: the part of the loop that freezes and thaws pods with a standby order.
 //!
 //! The loop itself writes both the begin of a freeze and the thaw to the pod's cgroup. A request waits for the thaw,
-//! and a freeze that a task wrote could overtake it. Three steps take time and run in tasks: the wait for the end of a
-//! freeze, the reading of the facts about a pod, and the reclaim of its memory.
+//! and a freeze that a task wrote could overtake it. Steps that take time run in tasks. These are the wait for the end
+//! of a freeze, the reading of the facts about a pod, and the reclaim of its memory.
 
 mod standby_pods;
 mod tasks;

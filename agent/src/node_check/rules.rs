@@ -85,7 +85,7 @@ pub struct HostFacts {
     pub capabilities: u64,
     /// Number of foreign programs that redirect connects, by owner.
     pub foreign_programs: BTreeMap<ForeignProgramOwner, usize>,
-    /// Traces of kube-proxy.
+    /// Traces of kube-proxy on the node.
     pub kube_proxy: KubeProxyFacts,
     /// Connection tables of the node's pods.
     pub connection_tables: ConnectionTables,

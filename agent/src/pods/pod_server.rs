@@ -11,8 +11,8 @@
 //! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
 //! the port is closed, so the kubelet's request is refused at once and the pod is stopped as usual.
 //!
-//! In a pod of a scaled Service the port is not reserved. There the server opens once the pod is ready, so that its
-//! processes have their ports, and not at all if one of them has this one.
+//! In a pod of a scaled Service the port is not reserved. There the server opens only once the pod is ready, so that
+//! the pod's processes have their ports. If one of them has this port, the pod has no server.
 
 use std::{
     io,

@@ -235,7 +235,7 @@ pub(crate) struct ClientScan {
 }
 
 impl ClientScan {
-    /// Returns the scope that the scan had. One of recorded clients may have become one of all, and one of all clients
+    /// Returns the scope that the scan had in the end. A scan of recorded clients may become one of all clients. That
     /// becomes one of known connections if the processes of clients cannot be listed.
     pub(crate) fn scope(&self) -> ClientScanScope {
         self.scope
