@@ -205,6 +205,7 @@ impl ClusterSources {
         let nothing = BootstrapDocument::new(&config.node);
         let document = file.as_ref().map_or(&nothing, BootstrapFile::document).clone();
         let start_lists = file.as_ref().map(BootstrapFile::start_lists).unwrap_or_default();
+        // Remembered addresses come first: after a reboot, neither DNS nor an API server may answer yet.
         let targets = replica_resolvers(config, tasks, shutdown);
         let StreamTargets { controllers, autoscalers, .. } = &targets;
         controllers.set_remembered(document.controllers);
@@ -214,6 +215,7 @@ impl ClusterSources {
             cluster_watch::start(api_servers.as_ref(), &config.node, health, tasks, shutdown);
         let client = api_servers.as_ref().map(ApiServerClient::client);
         let service_events = ServiceEvents::start(client.clone(), &config.node, tasks, shutdown);
+        // Only once the programs are in force: before that, such a route would end connects that nothing redirects.
         tasks.spawn(range_routes::keep_routes(
             config.clone(),
             client,

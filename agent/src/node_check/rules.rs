@@ -317,6 +317,7 @@ fn check_agent(agent: &AgentFacts) -> Vec<CheckLine> {
             "look at the pods and endpoints of the Service kube-dns",
         ),
     });
+    // Canaries connect to the cluster's DNS: nearly each cluster has it, and it serves TCP.
     match (agent.dns_address, &agent.node_canary) {
         (Some(address), Some(result)) => {
             lines.push(check_canary(NODE_CANARY, address, result, agent));
@@ -347,12 +348,14 @@ fn check_pod_canaries(address: SocketAddr, agent: &AgentFacts) -> CheckLine {
     }
 }
 
+/// Judges the result of one canary.
 fn check_canary(
     subject: &str,
     address: SocketAddr,
     result: &CanaryResult,
     agent: &AgentFacts,
 ) -> CheckLine {
+    // Only in mode `all` do the programs serve each Service, and never a server that the node itself runs.
     let is_expected = agent.clusterip == ClusterIpMode::All && !agent.is_dns_local;
     match result {
         Ok(CanaryPath::Redirected) => {
