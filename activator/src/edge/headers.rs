@@ -125,7 +125,7 @@ pub fn rewrite_request_head(
     let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, context.edge)).flatten();
     let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG_HEADER).cloned();
-    let ingress_tags = tag_headers_of_ingress(&head.headers, &context);
+    let ingress_tags = read_ingress_tags(&head.headers, &context);
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
     strip_platform_headers(&mut head.headers, context.sender.traffic_origin, context.edge);
@@ -305,7 +305,7 @@ fn strip_platform_headers(headers: &mut HeaderMap, origin: TrafficOrigin, edge: 
 
 /// Returns the Revision that the headers of a request name; `None`: one of the two headers is missing or repeated. Only
 /// of a trusted ingress does it count.
-pub(crate) fn named_revision(headers: &HeaderMap) -> Option<NamespacedName> {
+pub(crate) fn read_chosen_revision(headers: &HeaderMap) -> Option<NamespacedName> {
     let only = |name: &HeaderName| {
         let mut values = headers.get_all(name).iter();
         let (value, None) = (values.next()?, values.next()) else { return None };
@@ -315,7 +315,7 @@ pub(crate) fn named_revision(headers: &HeaderMap) -> Option<NamespacedName> {
 }
 
 /// Returns the headers about tags that a trusted ingress has written: it has chosen by the Route's tags itself.
-fn tag_headers_of_ingress(
+fn read_ingress_tags(
     headers: &HeaderMap,
     context: &PodRequestContext<'_>,
 ) -> Vec<(HeaderName, HeaderValue)> {

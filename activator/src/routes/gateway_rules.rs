@@ -154,7 +154,7 @@ impl GatewayRule {
     }
 
     /// Failure of a request that has no backend.
-    pub(crate) fn no_backend(&self) -> ProxyRequestError {
+    pub(crate) fn no_backend_error(&self) -> ProxyRequestError {
         let route = self.route.to_string();
         match self.is_grpc {
             true => ProxyRequestError::NoGrpcBackend(route),
