@@ -98,10 +98,10 @@ fn a_trace_names_the_pod_and_the_policy_by_which_it_is_chosen() {
         pod.standby = Some(fixtures::standby_order());
     });
     let only = "goes to pod p2 at 10.0.0.2:8080: the only one of the pods that take requests";
-    assert_eq!(reason(&table), only, "pods on standby are not passed over for none");
+    assert_eq!(reason(&table), only, "a pod on standby takes requests while no other does");
     add_pod(&mut table, 1, RoutingPhase::Ready, |_| {});
     let only = "goes to pod p1 at 10.0.0.1:8080: the only one of the pods that take requests";
-    assert_eq!(reason(&table), only, "the pod on standby is passed over");
+    assert_eq!(reason(&table), only, "the pod on standby stays frozen");
     add_pod(&mut table, 3, RoutingPhase::Ready, |_| {});
     let two = "the less busy one of two random ones of 2 pods that take requests";
     assert!(reason(&table).ends_with(two), "{}", reason(&table));

@@ -37,6 +37,7 @@ impl EdgePolicy {
             None if !batch.is_snapshot => return,
             Some(_) | None => EdgeSettings::default(),
         };
+        // Lists are joined, and what the command line requires stays required. Of single values the table's counts.
         let next = EdgeSettings {
             trusted_proxies: [&*self.startup.trusted_proxies, &settings.trusted_proxies].concat(),
             requires_proxy_protocol: self.startup.requires_proxy_protocol
@@ -54,6 +55,7 @@ impl EdgePolicy {
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
+            // Without `..`, so that a new setting cannot be left out of the log.
             let EdgeSettings {
                 trusted_proxies,
                 requires_proxy_protocol,
@@ -84,8 +86,8 @@ impl EdgePolicy {
     }
 }
 
-/// Joins the settings of TLS of the command line and of the RouteTable: the higher version, and the ciphers of the table
-/// if it has any. If none of these is of an accepted version, those of the command line count, or else all.
+/// Joins the settings of TLS of the command line and of the RouteTable. The higher version counts, and the ciphers of
+/// the table if it has any. If none of these is of an accepted version, those of the command line count, or else all.
 fn join_tls(startup: &TlsSettings, table: TlsSettings) -> TlsSettings {
     let ciphers = if table.ciphers.is_empty() { startup.ciphers.clone() } else { table.ciphers };
     let min_version = table.min_version.max(startup.min_version);

@@ -180,9 +180,11 @@ impl RouteChooser<'_> {
         let rule = rules.find(head);
         let rule = rule.map_err(|error| path_failure(error, &host, head.uri.path()))?;
         let is_https = is_https(&head.headers, sender, &self.edge_policy.current());
+        // A redirect needs no backend, so that weights must not refuse it.
         if rule.redirect.is_some() {
             return redirect_by_rule(rule, head, &host, is_https).map(RouteChoice::RuleRedirect);
         }
+        // For each request, not for each connection: weights are shares of requests.
         let picked = PickedBackend::pick(rule, random_u64());
         let picked = picked.ok_or_else(|| rule.no_backend_error())?;
         let service = match picked.target() {

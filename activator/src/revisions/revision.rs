@@ -478,7 +478,7 @@ impl ActivatorRevision {
     }
 
     /// Runs `step` on the slots, if the Revision keeps state of them. If it keeps none and `creates_slots` is true, the
-    /// state is created first: a claim or grant that arrives is a reason, a withdrawal is none.
+    /// state is created first. A claim or grant that arrives is a reason for that, a withdrawal is none.
     fn handle_slot_event(
         self: &Arc<Self>,
         creates_slots: bool,

@@ -51,7 +51,7 @@ pub(crate) struct GatewayRule {
     pub(crate) redirect: Option<RequestRedirect>,
     /// Change of the URL of requests; `None`: backends receive it as it is.
     pub(crate) rewrite: Option<UrlRewrite>,
-    /// Timeouts of requests.
+    /// Timeouts that the rule states for its requests.
     pub(crate) timeouts: RuleTimeouts,
     path: PathMatch,
     method: Option<String>,
@@ -71,7 +71,7 @@ pub(crate) struct RoutedBackend {
     pub(crate) response_headers: HeaderEdits,
 }
 
-/// Backend that was picked for a request, with its rule.
+/// Backend that was picked for one request, with the rule that has it.
 #[derive(Debug)]
 pub(crate) struct PickedBackend {
     pub(crate) rule: Arc<GatewayRule>,
@@ -98,7 +98,7 @@ impl GatewayHostRules {
         rules: Vec<GatewayRule>,
     ) -> Self {
         let all_paths = PathMatch::Prefix(PathPrefix::ALL);
-        // A server would leave the prefix that replaces `/` by a `..` behind it.
+        // A replaced `/` is a prefix too: by a `..` behind it, a server would leave the prefix that replaces it.
         let has_paths = rules.iter().any(|it| it.path != all_paths || it.replaces_prefix());
         let prefixes = rules.iter().filter(|_| has_paths).map(|it| SmolStr::from(it.path.prefix()));
         let prefixes = prefixes.map(|it| (it.clone(), it)).collect();
@@ -123,6 +123,7 @@ impl GatewayHostRules {
             let longest = longest_prefix(&self.prefixes, head.uri.path());
             longest.map_err(|UnclearPath| HostPathError::UnclearPath)?.map(SmolStr::as_str)
         };
+        // The rules are in the order of their precedence, so that the first one that fits wins.
         let mut rules = self.rules.iter();
         rules.find(|it| it.fits(head, longest)).ok_or(HostPathError::NoRule)
     }
@@ -206,6 +207,7 @@ impl GatewayRule {
 
     /// Chooses a backend by the weights, and returns its position; `None`: there is none. `random` is uniform over u64.
     fn pick_position(&self, random: u64) -> Option<usize> {
+        // Without backends, or if all weights are 0, the remainder by zero is `None`.
         let total: u64 = self.backends.iter().map(|it| u64::from(it.weight)).sum();
         let mut remainder = random.checked_rem(total)?;
         self.backends.iter().position(|backend| {

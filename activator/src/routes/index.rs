@@ -193,8 +193,8 @@ impl RouteIndex {
         }
     }
 
-    /// Service behind a host as a list of hosts shows it: a host with path rules is followed by one of its prefixes,
-    /// and a wildcard stands for itself.
+    /// Service behind a host in the form of the list of hosts. A host with path rules is followed by one of its
+    /// prefixes, and a wildcard stands for itself.
     pub(crate) fn match_listed_host(&self, listed: &str) -> Option<ServiceMatch> {
         let index = self.read();
         let rule = || {
@@ -357,6 +357,7 @@ impl RouteIndex {
         let mut index = self.write();
         let mut changes = index.changes_with_removals(batch);
         self.apply_gateway_hosts(&mut index, &mut changes);
+        // Compared afterwards: a zone that gained or lost its only activator changes ranks of pods elsewhere.
         let zones_before = index.activator_zones();
         for change in changes.into_values() {
             match change {

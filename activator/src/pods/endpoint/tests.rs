@@ -21,8 +21,8 @@ fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
     Arc::new(PodEndpoint::new(key, identity, protocol, settings))
 }
 
-/// Starts a listener that sends no SYN-ACK for as long as the connections in its accept queue are kept: a backlog of 1
-/// holds two, and SYNs beyond it are dropped.
+/// Starts a listener that sends no SYN-ACK while the connections in its accept queue are kept. A backlog of 1 holds
+/// two, and SYNs beyond it are dropped.
 async fn start_silent_listener() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
