@@ -371,7 +371,7 @@ impl<W> WaitQueue<W> {
         if !self.close_pod(pod) {
             return None;
         }
-        // By its number the end of a pause is told from the end of a later one of the same pod.
+        // The number distinguishes the end of this pause from that of a later one of the same pod.
         self.last_pause += 1;
         let pause = PauseNumber(self.last_pause);
         self.paused_pods.insert(pod, pause);

@@ -163,7 +163,7 @@ pub fn read_route(object: &Value) -> RouteState {
             .filter_map(fields::read_assigned_traffic)
             .collect(),
         rollout: read_rollout(object),
-        ingress_class: non_empty_text(&object["status"]["annotations"][key::FRONT_CLASS]),
+        ingress_class: non_empty_text(&object["status"]["annotations"][key::CLASS_IN_FORCE]),
         blocked_reason: None,
         applied_hash: applied_hash(object),
         is_terminating: is_terminating(object),

@@ -84,7 +84,7 @@ fn hosts(api_server: &FakeApiServer) -> Vec<String> {
 /// Returns the class in force that another leader would find.
 fn written_class(api_server: &FakeApiServer) -> &Value {
     let status = &api_server.object(ResourceKind::Route, "hello")["status"];
-    &status["annotations"][key::FRONT_CLASS]
+    &status["annotations"][key::CLASS_IN_FORCE]
 }
 
 fn split(revision: &str, percent: u32) -> Value {
