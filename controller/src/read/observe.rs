@@ -74,8 +74,8 @@ pub fn read_service(
     previous: Option<&ServiceState>,
 ) -> ServiceState {
     let (meta, is_terminating) = (fields::read_meta(object), is_terminating(object));
-    // Only a Service that never passed admission gets defaults here. Those are the shipped ones: with the settings of
-    // the moment, a restart after a change of `config-defaults` would make another template, and so another Revision.
+    // Only a Service that never passed admission gets defaults here, and these are the shipped ones. With the settings
+    // of the moment, a restart after a change of `config-defaults` would make another template and another Revision.
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let settings = RuleSettings {
         platform: PlatformKind::Kubernetes,
