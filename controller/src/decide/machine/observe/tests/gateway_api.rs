@@ -166,6 +166,7 @@ fn a_gateway_states_its_addresses_its_listeners_and_their_routes() {
     });
     let twice = [listener("one", Some("a.test")), listener("two", Some("a.test"))];
     let [one, two] = twice;
+    // One listener can be served, so that the Gateway is accepted in spite of the others.
     let http = listener("http", None);
     apply_gateway(&mut api_server, json!([http, unsupported, other_port, wrong_kind, one, two]));
     apply_route(&mut api_server, "shop", route(plain_backend(), &["/"]));
@@ -286,6 +287,7 @@ fn a_backend_that_cannot_be_resolved_keeps_its_share() {
         apply_route(&mut api_server, "shop", route(json!([backend]), &["/"]));
         assert_eq!(reasons(&api_server, "shop"), ("Accepted".into(), expected.into()));
         let entry = host(&api_server, "http://*").expect("the host");
+        // Without its share, the requests that are to fail would go to the other backends.
         assert_eq!(targets(&entry), [RouteBackend::Unresolved], "{backend}");
     }
     apply_route(&mut api_server, "shop", route(plain_backend(), &["/"]));
@@ -333,6 +335,7 @@ fn matches_of_all_routes_of_a_host_have_one_order() {
         "path": {"type": "PathPrefix", "value": "/a"}, "headers": [{"name": "V", "value": "1"}],
     });
     let spec = |rules: Vec<Value>| json!({"parentRefs": [{"name": "gateway"}], "rules": rules});
+    // The older route has the later name, so that age and name would give different orders.
     let older = vec![rule(path("PathPrefix", "/a")), rule(with_header), rule(path("Exact", "/"))];
     apply_route(&mut api_server, "z", spec(older));
     let younger =
@@ -364,6 +367,7 @@ fn entries_of_other_controllers_stay_and_conditions_keep_their_times() {
     let foreign = json!({"controllerName": "x.test/c", "parentRef": {"name": "g"}});
     let mut object = api_server.objects[&at].clone();
     let own = object["status"]["parents"][0].clone();
+    // The foreign entry comes first, so that a write by position would replace it.
     object["status"]["parents"] = json!([foreign, own]);
     api_server.objects.insert(at.clone(), object.clone());
     let (resource, route_name) = at;
@@ -374,6 +378,7 @@ fn entries_of_other_controllers_stay_and_conditions_keep_their_times() {
         status["parents"][1]["conditions"][at]["lastTransitionTime"].clone()
     };
     let before = (time(&api_server, 0), time(&api_server, 1));
+    // The Service goes, which changes one of the two conditions.
     api_server.now = api_server.now.plus_ms(60_000);
     observe_plain(&mut api_server, None);
     assert_eq!(reasons(&api_server, "shop").1, "BackendNotFound");
@@ -450,6 +455,7 @@ fn a_listener_with_tls_has_the_certificate_of_its_secret() {
     assert_eq!((entry.certificate, entry.rules.len()), (None, 1));
     let entry = host(&api_server, "https://*.a.test").expect("the listener's host");
     assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 0));
+    // The Secret was named, and has not been read yet.
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
     let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
     let material = certificate.material();
@@ -511,6 +517,7 @@ fn a_condition_that_ends_with_a_grant_has_the_time_of_its_end() {
         condition.expect("the condition")["lastTransitionTime"].clone()
     };
     let met_since = time(&api_server);
+    // Nothing of the Gateway itself changes: its listener depends on the grant alone.
     api_server.now = api_server.now.plus_ms(60_000);
     for event in api_server.delete(ResourceKind::ReferenceGrant, &grant_name) {
         api_server.step(event);
