@@ -65,7 +65,7 @@ pub struct AgentConfig {
 
     /// Cgroup (v2) of all processes whose connects may be redirected. None: the cgroup of this node's pods, which the
     /// agent finds by its name and waits for. With --clusterip it is the cgroup above that one, which has the node's
-    /// own processes too: the root of the hierarchy, unless the kubelet's `cgroupRoot` names another one.
+    /// own processes too. That is the root of the hierarchy, unless the kubelet's `cgroupRoot` names another one.
     #[arg(long, env = "ROUSE_CLIENTS_CGROUP")]
     pub clients_cgroup: Option<PathBuf>,
 

@@ -272,8 +272,8 @@ const _: () = assert!(size_of::<PodValue>() == 8);
 
 /// Flag of [`PodValue`]: a bind of the serving port to loopback is widened to any address.
 pub const POD_WIDEN_BIND: u16 = 1;
-/// Flag of [`PodValue`], which no agent sets: a reachable listener on the serving port is not in `LISTEN`, because the
-/// eBPF programs did not see it open. For such a pod the agent writes netns cookie 0 into [`BackendValue`] instead.
+/// Flag of [`PodValue`]: a reachable listener on the serving port is not in `LISTEN`, because the eBPF programs did not
+/// see it open. No agent sets it: for such a pod, it writes netns cookie 0 into [`BackendValue`] instead.
 pub const POD_LISTENER_FOUND: u16 = 4;
 /// Flag of [`PodValue`]: further ports of the pod count, which are in `POD_PORTS`.
 pub const POD_HAS_PORTS: u16 = 8;

@@ -49,8 +49,8 @@ const PREFIX: &str = "rouse_kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING_PORT: u16 = 8080;
 
-/// Ends an agent that no test uses at the moment, so that it does not run beside all later tests; set by the first test
-/// that leaves one.
+/// Function that ends an agent which no test uses at the moment, so that it does not run beside all later tests. It is
+/// set by the first test that leaves one.
 pub(crate) static BEFORE_LOAD: OnceLock<fn()> = OnceLock::new();
 
 pub(crate) struct KernelFixture {
@@ -88,8 +88,8 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
     command
 }
 
-/// A fixture that tests use one after the other: loading takes longer than most of them, and on a node the programs
-/// also outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
+/// Fixture that tests use one after the other. Loading takes longer than most of them, and on a node the programs also
+/// outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
 ///
 /// For tests that inspect only objects of their own namespaces, changes of counters, and gauges that are 0 at rest. A
 /// test may load the same programs again, and change lists in the maps. It must not fill maps, or replace programs or
@@ -407,6 +407,7 @@ impl KernelFixture {
             &format!("fd99::{number:x}/64"),
             "dev",
             "eth0",
+            // Without the check for duplicates, which would keep the address unusable for a second.
             "nodad",
         ]);
         run_ip(&["-n", &netns, "link", "set", "eth0", "up"]);

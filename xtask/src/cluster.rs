@@ -101,6 +101,7 @@ pub(crate) enum ClusterCommand {
 /// Runs the task of `cargo xtask cluster`.
 pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
     let paths = ClusterPaths::new(&args.name)?;
+    // Builds run as the user, so that the files of Cargo and Go are not those of root.
     match &args.task {
         ClusterCommand::Up(up_args) => up::run(&paths, up_args),
         ClusterCommand::Build(up_args) => up::prepare(&paths, up_args).map(drop),

@@ -190,9 +190,9 @@ fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each step:
-    // beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last, since they
-    // use all processors.
+    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each
+    // step. Beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last,
+    // since they use all processors.
     let lanes = [TestTier::Kernel, TestTier::Local, TestTier::Cluster];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
@@ -206,7 +206,7 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
+/// Starts a tier in a process of its own. This process builds its programs first. Processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
 ///
 /// The tier starts once `start` has a message. `end` is dropped at its end.

@@ -207,9 +207,9 @@ impl StaleConnections {
     /// Returns the scope of the scan that is due, if any. A scope is due only while no scan of it is under way. The
     /// processor time of the last scans bounds their rate.
     ///
-    /// While records suffice, scans of all clients are few: one when an address begins to drain, another one at the end
-    /// of [`EARLY_TIME`], and rare ones later. They find connections without a record. In between, scans of recorded
-    /// clients find connections that were being established.
+    /// While records suffice, scans of all clients are few. There is one when an address begins to drain, another one
+    /// at the end of [`EARLY_TIME`], and rare ones later. They find connections without a record. In between, scans of
+    /// recorded clients find connections that were being established.
     pub(crate) fn next_scan(
         &mut self,
         now: Instant,

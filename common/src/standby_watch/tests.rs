@@ -379,7 +379,7 @@ fn search(world: &World, depth: usize, path: &mut Vec<WatchStep>) -> usize {
     passed_over
 }
 
-/// The shortest way from a use to a pod that is passed over has five steps: four pass time, and one lets a query reach
+/// The shortest way from a use to a pod that is passed over has five steps. Four pass time, and one lets a query reach
 /// the agent. A pod that was used before the search leaves one more.
 #[test]
 fn in_every_interleaving_a_pod_is_passed_over_exactly_while_a_sign_is_missing() {

@@ -12,7 +12,7 @@ pub const AFFINITY: &str = "AFFINITY";
 pub const SLOTS: &str = "SLOTS";
 /// Mmapable array by backend number: [`BackendValue`](super::BackendValue).
 pub const BACKENDS: &str = "BACKENDS";
-/// Hash: [`ListenKey`](super::ListenKey) → [`ListenValue`](super::ListenValue).
+/// Hash of the open listeners of pods: [`ListenKey`](super::ListenKey) → [`ListenValue`](super::ListenValue).
 pub const LISTEN: &str = "LISTEN";
 /// Hash: netns cookie (`u64`) → number of its entries in `LISTEN` (`u32`). The programs count up; the agent
 /// corrects it when it has removed entries.

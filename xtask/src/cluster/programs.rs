@@ -302,6 +302,7 @@ fn write_manifests(
     if files.is_empty() {
         bail!("{} has no manifests", from.display());
     }
+    // In a fixed order, so that the file is the same on each machine.
     files.sort();
     let mut text = String::new();
     for file in files {

@@ -292,6 +292,7 @@ fn run_on_cluster(
     variables.extend(helm.as_deref().map(|it| ("ROUSE_HELM", it.as_os_str())));
     let variable = conformance_results::FOLDER_VARIABLE;
     variables.extend(suite.as_deref().map(|it| (variable, it.as_os_str())));
+    // Results of an earlier run would be printed as those of this one if the suite does not get so far.
     conformance_results::remove_results(&builder.workspace);
     let outcome = run_tests(args, builder, &variables, &skipped_modules)?;
     conformance_results::print_results(&builder.workspace);

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 
+/// Returns a rule of an HTTPRoute that redirects, with each kind of backend.
 fn rule() -> HttpRule {
     let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
     let backend = |weight: u32, target| WeightedBackend {
@@ -42,6 +43,7 @@ fn rule() -> HttpRule {
         backends: vec![
             backend(1, RouteBackend::Service(name("default/hello"))),
             backend(7, RouteBackend::Plain(plain)),
+            // The greatest weight that the API server accepts.
             backend(1_000_000, RouteBackend::Unresolved),
         ],
     }
