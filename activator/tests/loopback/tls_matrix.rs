@@ -1,5 +1,5 @@
-//! Versions, cipher suites and groups of TLS at the gateway, as OpenSSL's client negotiates them: each offer alone, with
-//! each kind of key and under each setting of operators.
+//! Versions, cipher suites and groups of TLS at the gateway, as OpenSSL's client negotiates them. Each offer is made
+//! alone, with each kind of key and under each setting of operators.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{net::SocketAddr, process::Stdio};
@@ -18,7 +18,7 @@ use crate::{
 
 /// Alert `handshake_failure` (RFC 8446 §6.2): version and suites have nothing in common with the settings.
 const HANDSHAKE_FAILURE: u8 = 40;
-/// Alert `protocol_version`.
+/// Alert `protocol_version` (RFC 8446 §6.2): the version is not accepted.
 const PROTOCOL_VERSION: u8 = 70;
 /// Number of clients at a time.
 const CLIENTS: usize = 4;
@@ -95,7 +95,7 @@ fn openssl_name(cipher: TlsCipher) -> &'static str {
     }
 }
 
-/// Returns true if a key of this kind can sign in handshakes with this suite. Those of TLS 1.3 name no key.
+/// Returns true if a key of this kind can sign in handshakes with this suite. Suites of TLS 1.3 name no key.
 fn fits_key(cipher: TlsCipher, key: KeyKind) -> bool {
     let name = cipher.name();
     cipher.is_of_tls13()
