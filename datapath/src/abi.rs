@@ -13,8 +13,10 @@
 
 mod bound_connects;
 mod connection_activity;
+mod control;
 mod kernel_events;
 pub mod maps;
+mod response_counters;
 mod udp_sockets;
 
 use core::mem::size_of;
@@ -22,10 +24,12 @@ use core::mem::size_of;
 pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
     connection_activity::ConnectionActivity,
+    control::*,
     kernel_events::{
         EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, EVENT_STANDBY_CONNECT,
         IdleEvent, KernelEvent,
     },
+    response_counters::*,
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
 
@@ -121,49 +125,6 @@ pub const SELF_TEST_FRONTENDS: u32 = 2;
 pub const IPPROTO_TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub const IPPROTO_UDP: u8 = 17;
-
-/// Index in `CONTROL`: events that found the ring full.
-pub const CONTROL_DROPPED: u32 = 0;
-/// Index in `CONTROL`: connects to a frontend of mode `SelfTest`.
-pub const CONTROL_SELF_TEST: u32 = 1;
-/// Index in `CONTROL`: redirected connects without a [`ConnectRecord`]: memory was short, or they are subflows of
-/// Multipath TCP.
-pub const CONTROL_UNTRACKED: u32 = 2;
-/// Index in `CONTROL`: connects sent to the activator because no local pick was listening.
-pub const CONTROL_FALLBACK: u32 = 3;
-/// Index in `CONTROL`: listeners that found `LISTEN` full.
-pub const CONTROL_LISTEN_FULL: u32 = 4;
-/// Index in `CONTROL`: connects that got no response within TCP's first retransmission timeout.
-pub const CONTROL_UNANSWERED: u32 = 5;
-/// Index in `CONTROL`: listeners beyond the [`LISTEN_PER_NAMESPACE`] ports of their namespace.
-pub const CONTROL_LISTEN_OVER_QUOTA: u32 = 6;
-/// Index in `CONTROL`: datagrams to a frontend of mode `SelfTest`.
-pub const CONTROL_SELF_TEST_DATAGRAMS: u32 = 7;
-/// Index in `CONTROL`: client sockets that use `OVERFLOW`. Every socket that closes reads it, so it shares no cache
-/// line with the counters above.
-pub const CONTROL_OVERFLOW: u32 = 8;
-/// Index in `CONTROL`: number of entries that `MESHED_NETNS` should have; without any, no look-up takes place. The
-/// agent writes it. It shares the line of the word above, which also changes rarely.
-pub const CONTROL_MESHED_NETNS: u32 = 9;
-/// Index in `CONTROL`: 1 once a socket with a chosen local port has connected to a service. Without any, no look-up
-/// takes place.
-pub const CONTROL_BOUND_CONNECTS: u32 = 10;
-/// Index in `CONTROL`: 1 while connects and datagrams of kernel threads go on unchanged. The agent writes it.
-pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
-/// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
-pub const CONTROL_KUBELET_MARKED: u32 = 12;
-/// Index in `CONTROL`: time until which the agent promises to thaw its frozen pods, CLOCK_MONOTONIC ns; 0: without end.
-/// After it, connects pass over the pods of this node with [`POD_STANDBY`]. The agent writes it.
-pub const CONTROL_THAWS_UNTIL: u32 = 13;
-/// Index in `CONTROL`: redirected connects of TCP of which user space can read no record, for want of memory: there is
-/// none, or it is in socket storage and has no copy. Subflows of Multipath TCP are not among them. It changes rarely, so
-/// it shares the line of the words above.
-pub const CONTROL_UNLISTED: u32 = 14;
-/// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
-/// no cache line with the word above.
-pub const CONTROL_UDP_SOCKETS: u32 = 16;
-/// Number of words in `CONTROL`.
-pub const CONTROL_WORDS: u32 = 24;
 
 /// Address and port that clients connect to: key of `FRONTENDS`.
 #[repr(C)]
@@ -380,68 +341,6 @@ pub struct PodCounters {
     pub write_end: u64,
 }
 const _: () = assert!(size_of::<PodCounters>() == 64);
-
-/// Number of counted response classes: 1xx to 5xx.
-pub const STATUS_CLASSES: usize = 5;
-/// Upper bounds of the latency buckets in µs; one more bucket holds everything above.
-///
-/// They are the bounds of `kn.serving.invocation.duration` (knative/serving `pkg/queue/request_metric.go` at 98e5ef9),
-/// with three finer ones below and two coarser ones above.
-pub const LATENCY_BOUNDS_US: [u64; 19] = [
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    75_000,
-    100_000,
-    250_000,
-    500_000,
-    750_000,
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    7_500_000,
-    10_000_000,
-    60_000_000,
-    300_000_000,
-];
-/// Number of latency buckets, including the unbounded one.
-pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
-
-/// Response totals of one pod on one CPU: value of `RESPONSES`. Each word is a plain total by itself.
-///
-/// Every request that has ended is either aborted or in one bucket of `latency`. One in a bucket is also in one of
-/// `status` or in `unknown_status`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResponseCounters {
-    /// Responses by status class, 1xx first (101 of upgraded connections).
-    pub status: [u64; STATUS_CLASSES],
-    /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, opaque estimates, and connections
-    /// of opaque ports, which end with their request.
-    pub unknown_status: u64,
-    /// Visible gRPC calls that ended with status OK.
-    pub grpc_ok: u64,
-    /// Visible gRPC calls that ended with another status.
-    pub grpc_failed: u64,
-    /// Requests that ended without a whole response: the connection closed, or the stream was reset.
-    pub aborted: u64,
-    /// Payload bytes received from clients.
-    pub received: u64,
-    /// Payload bytes sent to clients.
-    pub sent: u64,
-    /// Sum of the times in `latency`, ns.
-    pub latency_sum_ns: u64,
-    /// Responses by time from the request to the end of the response, each bucket by itself.
-    pub latency: [u64; LATENCY_BUCKETS],
-}
-const _: () = assert!(size_of::<ResponseCounters>() == 8 * RESPONSE_WORDS);
-
-/// Number of words in [`ResponseCounters`].
-pub const RESPONSE_WORDS: usize = 12 + LATENCY_BUCKETS;
 
 impl ResponseCounters {
     /// Returns the row as words, in the order of the fields.

@@ -142,7 +142,7 @@ impl StandbyWatcher {
         &self.armed
     }
 
-    /// Records that connects are led to these addresses from now on, which may have been written to the maps anew.
+    /// Records that connects are led to these addresses from now on, even if they were led to before.
     pub(crate) fn record_added(&mut self, addresses: &BTreeSet<SocketAddr>) {
         // In most clusters only some pods have orders.
         if self.pods.is_empty() {
