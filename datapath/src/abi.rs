@@ -14,10 +14,11 @@
 mod bound_connects;
 mod close_request;
 mod connection_activity;
-mod control_words;
+mod control;
 mod kernel_events;
 mod kernel_fields;
 pub mod maps;
+mod response_counters;
 mod udp_sockets;
 
 use core::mem::size_of;
@@ -29,18 +30,13 @@ pub use self::{
         CloseRequest,
     },
     connection_activity::ConnectionActivity,
-    control_words::{
-        CONTROL_BOUND_CONNECTS, CONTROL_DROPPED, CONTROL_FALLBACK, CONTROL_KERNEL_THREADS_LEFT,
-        CONTROL_KUBELET_MARKED, CONTROL_LISTEN_FULL, CONTROL_LISTEN_OVER_QUOTA,
-        CONTROL_MESHED_NETNS, CONTROL_OVERFLOW, CONTROL_SELF_TEST, CONTROL_SELF_TEST_DATAGRAMS,
-        CONTROL_THAWS_UNTIL, CONTROL_UDP_SOCKETS, CONTROL_UNANSWERED, CONTROL_UNLISTED,
-        CONTROL_UNTRACKED, CONTROL_WORDS,
-    },
+    control::*,
     kernel_events::{
         EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, EVENT_STANDBY_CONNECT,
         IdleEvent, KernelEvent,
     },
     kernel_fields::{KERNEL_THREAD_FLAG, SOCK_HEAD_BYTES, SockFieldOffsets, SocketBit, TaskFlag},
+    response_counters::*,
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
 
@@ -353,68 +349,6 @@ pub struct PodCounters {
     pub write_end: u64,
 }
 const _: () = assert!(size_of::<PodCounters>() == 64);
-
-/// Number of counted response classes: 1xx to 5xx.
-pub const STATUS_CLASSES: usize = 5;
-/// Upper bounds of the latency buckets in µs; one more bucket holds everything above.
-///
-/// They are the bounds of `kn.serving.invocation.duration` (knative/serving `pkg/queue/request_metric.go` at 98e5ef9),
-/// with three finer ones below and two coarser ones above.
-pub const LATENCY_BOUNDS_US: [u64; 19] = [
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    75_000,
-    100_000,
-    250_000,
-    500_000,
-    750_000,
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    7_500_000,
-    10_000_000,
-    60_000_000,
-    300_000_000,
-];
-/// Number of latency buckets, including the unbounded one.
-pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
-
-/// Response totals of one pod on one CPU: value of `RESPONSES`. Each word is a plain total by itself.
-///
-/// Every request that has ended is either aborted or in one bucket of `latency`. One in a bucket is also in one of
-/// `status` or in `unknown_status`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResponseCounters {
-    /// Responses by status class, 1xx first (101 of upgraded connections).
-    pub status: [u64; STATUS_CLASSES],
-    /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, opaque estimates, and connections
-    /// of opaque ports, which end with their request.
-    pub unknown_status: u64,
-    /// Visible gRPC calls that ended with status OK.
-    pub grpc_ok: u64,
-    /// Visible gRPC calls that ended with another status.
-    pub grpc_failed: u64,
-    /// Requests that ended without a whole response: the connection closed, or the stream was reset.
-    pub aborted: u64,
-    /// Payload bytes received from clients.
-    pub received: u64,
-    /// Payload bytes sent to clients.
-    pub sent: u64,
-    /// Sum of the times in `latency`, ns.
-    pub latency_sum_ns: u64,
-    /// Responses by time from the request to the end of the response, each bucket by itself.
-    pub latency: [u64; LATENCY_BUCKETS],
-}
-const _: () = assert!(size_of::<ResponseCounters>() == 8 * RESPONSE_WORDS);
-
-/// Number of words in [`ResponseCounters`].
-pub const RESPONSE_WORDS: usize = 12 + LATENCY_BUCKETS;
 
 impl ResponseCounters {
     /// Returns the row as words, in the order of the fields.
