@@ -10,10 +10,7 @@ use std::{
 
 use agent::{
     config::ClusterIpMode,
-    kernel::{
-        features::VerifierFeatures,
-        programs::{EbpfPrograms, embedded_object},
-    },
+    kernel::features::VerifierFeatures,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -472,9 +469,7 @@ fn connects_of_kernel_threads_go_on_unchanged_where_they_are_left_alone() {
     {
         let kernel_thread = abi::TaskFlag { mask, ..detected.kernel_thread };
         let features = VerifierFeatures { kernel_thread, ..detected };
-        let kernel = KernelFixture::with_programs(|paths| {
-            EbpfPrograms::load_with(embedded_object(), paths, features)
-        });
+        let kernel = KernelFixture::with_features(features);
         let kernel = SharedKernelFixture::of_one_test(kernel);
         let fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
         let mut client = fixture.clients[0].start_process();

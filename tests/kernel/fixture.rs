@@ -192,6 +192,13 @@ impl KernelFixture {
         fixture
     }
 
+    /// Makes a fixture whose programs use only these features of the kernel.
+    pub(crate) fn with_features(features: VerifierFeatures) -> Self {
+        Self::with_programs(|paths| {
+            EbpfPrograms::load_with(programs::embedded_object(), paths, features)
+        })
+    }
+
     /// Loads a second set of programs with tables of its own, attached to the cgroup above this fixture's.
     pub(crate) fn load_beside(&self) -> Self {
         let name = format!("{}x", self.name);
