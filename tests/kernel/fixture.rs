@@ -519,11 +519,20 @@ pub(crate) fn in_netns<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> 
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Returns the errno of a connect or datagram that the programs refuse. Before Linux 5.18 they cannot choose it.
-pub(crate) fn refusal_errno() -> i32 {
+/// Returns the errno of a TCP connect that the programs refuse.
+pub(crate) fn tcp_refusal_errno() -> i32 {
+    refusal_errno(VerifierFeatures::detect().refuses_tcp_with_econnrefused())
+}
+
+/// Returns the errno of a connect or datagram of UDP that the programs refuse.
+pub(crate) fn udp_refusal_errno() -> i32 {
+    refusal_errno(VerifierFeatures::detect().set_retval)
+}
+
+fn refusal_errno(is_econnrefused: bool) -> i32 {
     const EPERM: i32 = 1;
     const ECONNREFUSED: i32 = 111;
-    if VerifierFeatures::detect().set_retval { ECONNREFUSED } else { EPERM }
+    if is_econnrefused { ECONNREFUSED } else { EPERM }
 }
 
 fn netns_cookie(netns: &str, cookies: &NetnsCookies) -> u64 {

@@ -20,7 +20,7 @@ use datapath::{
 use crate::{
     fixture::{
         KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, create_cgroups, pod_uid,
-        refusal_errno,
+        tcp_refusal_errno,
     },
     scripted_process::{ScriptedProcess, parse_counts},
     verifier::load_program,
@@ -84,8 +84,8 @@ fn a_service_of_mode_refuse_is_refused() {
         fixture.maps.apply(&[MapOp::State { service_id, state }]).unwrap();
     }
     let mut client = client.start_process();
-    assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(refusal_errno()));
-    assert_eq!(client.run_step("connect [fd96::1]:80"), Err(refusal_errno()));
+    assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(tcp_refusal_errno()));
+    assert_eq!(client.run_step("connect [fd96::1]:80"), Err(tcp_refusal_errno()));
 }
 
 #[test]
