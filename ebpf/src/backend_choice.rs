@@ -111,8 +111,7 @@ pub fn choose_backend(
 /// The kernel reports no close of its own sockets, so a redirected one would count as open forever.
 #[inline(always)]
 pub fn is_left_kernel_thread() -> bool {
-    // SAFETY: a live static; volatile because the agent overwrites it before loading.
-    let flag = unsafe { ptr::read_volatile(&KERNEL_THREAD) };
+    let flag = kernel_thread_flag();
     // Where the helpers below are missing, the mask is 0, and the verifier drops the calls.
     if flag.mask == 0 {
         return false;
@@ -122,13 +121,39 @@ pub fn is_left_kernel_thread() -> bool {
     if unsafe { ptr::read_volatile(is_left) } == 0 {
         return false;
     }
+    task_flags(flag).is_some_and(|flags| flags & flag.mask != 0)
+}
+
+/// Returns 0 if a program of user space makes the call; 1 if a kernel thread does, or if that is unknown. Separate, like
+/// [`pick_pod`]: it is rare, and takes no space on the stack of each connect.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn may_be_kernel_thread() -> u32 {
+    let flag = kernel_thread_flag();
+    // Where the helpers below are missing, the mask is 0, and the verifier drops the calls.
+    if flag.mask == 0 {
+        return 1;
+    }
+    u32::from(task_flags(flag).is_none_or(|flags| flags & flag.mask != 0))
+}
+
+/// Returns the flag of kernel threads; its mask is 0 if they are not recognized.
+#[inline(always)]
+fn kernel_thread_flag() -> TaskFlag {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    unsafe { ptr::read_volatile(&KERNEL_THREAD) }
+}
+
+/// Returns the flags of the calling task, at the place that `flag` names; `None` if they cannot be read.
+#[inline(always)]
+fn task_flags(flag: TaskFlag) -> Option<u32> {
     let mut flags = 0u32;
     // SAFETY: the helper has no arguments. The other one writes the four bytes of `flags`, whatever it reads.
     let error = unsafe {
         let task = bpf_get_current_task() + u64::from(flag.offset);
         bpf_probe_read_kernel((&raw mut flags).cast(), 4, task as *const c_void)
     };
-    error == 0 && flags & flag.mask != 0
+    if error == 0 { Some(flags) } else { None }
 }
 
 /// Returns true if a mesh's proxy redirects the connections of the caller's network namespace. The proxy must see the

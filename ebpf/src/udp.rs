@@ -21,7 +21,8 @@ use crate::{
         CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
         increment_control,
     },
-    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_call},
+    refusal::deny_call,
+    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words},
 };
 
 /// Rewrites the destination of a datagram over IPv4. It may come from an IPv6 socket that names a mapped address.
@@ -108,7 +109,7 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse_call(),
+        Err(NoRewriteReason::Refuse) => deny_call(),
     }
 }
 

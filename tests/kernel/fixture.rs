@@ -192,6 +192,13 @@ impl KernelFixture {
         fixture
     }
 
+    /// Makes a fixture whose programs use only these features of the kernel.
+    pub(crate) fn with_features(features: VerifierFeatures) -> Self {
+        Self::with_programs(|paths| {
+            EbpfPrograms::load_with(programs::embedded_object(), paths, features)
+        })
+    }
+
     /// Loads a second set of programs with tables of its own, attached to the cgroup above this fixture's.
     pub(crate) fn load_beside(&self) -> Self {
         let name = format!("{}x", self.name);
@@ -513,11 +520,20 @@ pub(crate) fn in_netns<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> 
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Returns the errno of a connect or datagram that the programs refuse. Before Linux 5.18 they cannot choose it.
-pub(crate) fn refusal_errno() -> i32 {
+/// Returns the errno of a TCP connect that the programs refuse.
+pub(crate) fn tcp_refusal_errno() -> i32 {
+    refusal_errno(VerifierFeatures::detect().refuses_tcp_with_econnrefused())
+}
+
+/// Returns the errno of a connect or datagram of UDP that the programs refuse.
+pub(crate) fn udp_refusal_errno() -> i32 {
+    refusal_errno(VerifierFeatures::detect().set_retval)
+}
+
+fn refusal_errno(is_econnrefused: bool) -> i32 {
     const EPERM: i32 = 1;
     const ECONNREFUSED: i32 = 111;
-    if VerifierFeatures::detect().set_retval { ECONNREFUSED } else { EPERM }
+    if is_econnrefused { ECONNREFUSED } else { EPERM }
 }
 
 fn netns_cookie(netns: &str, cookies: &NetnsCookies) -> u64 {
