@@ -11,6 +11,7 @@ mod deletion;
 mod error_conditions;
 mod examples;
 mod faults;
+mod gateway_api;
 mod gateway_conformance;
 mod gateway_ports;
 mod install;
