@@ -23,6 +23,7 @@ mod local_tls;
 mod mixed_load;
 mod network_paths;
 mod network_policies;
+mod other_ingresses;
 mod path_rules;
 mod pod_binding;
 mod pod_termination;

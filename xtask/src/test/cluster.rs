@@ -28,7 +28,7 @@ pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhoo
 
 /// Modules and tests that may run in parallel: they use namespaces or clusters of their own, and inject no faults into
 /// the shared cluster.
-const PARALLEL_TESTS: [&str; 21] = [
+const PARALLEL_TESTS: [&str; 22] = [
     "baseline::",
     "network_paths::",
     "runtime_contract::",
@@ -40,6 +40,7 @@ const PARALLEL_TESTS: [&str; 21] = [
     "kn::",
     "concurrency_limit::a_pod",
     "network_policies::",
+    "other_ingresses::",
     "xtask_cluster::",
     "probes::",
     "third_party_manifests::",
