@@ -28,6 +28,7 @@ mod path_rules;
 mod pod_binding;
 mod pod_termination;
 mod probes;
+mod requested_certificates;
 mod revision_gc;
 mod runtime_contract;
 mod scaled_services;
