@@ -158,6 +158,11 @@ pub(crate) fn find_gateway_conformance() -> Result<Option<PathBuf>> {
     programs::find_folder(&build_recipes::BuildRecipe::gateway_conformance())
 }
 
+/// Returns the file with the kinds of the Gateway API, fetched once from their Go module.
+pub(crate) fn fetch_gateway_kinds() -> Result<PathBuf> {
+    programs::find_or_build_manifests(&build_recipes::BuildRecipe::gateway_kinds())
+}
+
 /// Returns true if xtask has created a cluster `name`.
 pub(crate) fn exists(name: &str) -> Result<bool> {
     Ok(ClusterPaths::new(name)?.read_record()?.is_some())
