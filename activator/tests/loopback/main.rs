@@ -38,6 +38,7 @@ mod tcp_components;
 mod tcp_streams;
 mod telemetry;
 mod tls;
+mod tls_choice;
 #[path = "../tls_client/mod.rs"]
 mod tls_client;
 mod tls_matrix;

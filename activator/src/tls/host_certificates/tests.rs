@@ -7,6 +7,7 @@ use common::{
     },
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
+use rustls::ServerConfig;
 
 use super::*;
 use crate::metrics::ActivatorMetrics;
@@ -36,12 +37,22 @@ impl Fixture {
 
     /// Settings of the handshakes of a mapping with this Secret.
     fn own(&self, secret: &str) -> Option<Arc<ServerConfig>> {
-        self.certificates.choose(Some(&name(secret)), Some("mapped.example"))
+        self.choose(&[name(secret)], Some("mapped.example"))
     }
 
     /// Settings of the handshakes of a host without a mapping.
     fn shared(&self, host: &str) -> Option<Arc<ServerConfig>> {
-        self.certificates.choose(None, Some(host))
+        self.choose(&[], Some(host))
+    }
+
+    /// Settings of the handshakes of clients that name no host.
+    fn unnamed(&self) -> Option<Arc<ServerConfig>> {
+        self.choose(&[], None)
+    }
+
+    fn choose(&self, own: &[NamespacedName], host: Option<&str>) -> Option<Arc<ServerConfig>> {
+        let chosen = self.certificates.choose_certificate(own, host, |_any_key| true);
+        chosen.map(|it| Arc::clone(&it.config))
     }
 
     fn metric(&self, metric: &str) -> String {
@@ -121,7 +132,7 @@ fn a_certificate_of_a_mapping_serves_no_foreign_host() {
     let fixture = Fixture::new();
     fixture.apply([received("own", &fixture.authority.issue(&["foreign.example"]))]);
     assert!(fixture.shared("foreign.example").is_none());
-    assert!(fixture.certificates.choose(None, None).is_none());
+    assert!(fixture.unnamed().is_none());
 }
 
 #[test]
@@ -130,7 +141,7 @@ fn shared_certificates_are_those_of_the_settings_and_then_files() {
     let [first, second, in_file] =
         [["a.example"], ["b.example"], ["c.example"]].map(|names| fixture.authority.issue(&names));
     fixture.certificates.set_files(vec![file("/c.crt", &in_file)]);
-    let default = || fixture.certificates.choose(None, None);
+    let default = || fixture.unnamed();
     let of_file = default();
     assert!(of_file.is_some());
     fixture.apply([
@@ -233,7 +244,8 @@ fn dated_certificates(fixture: &Fixture, start_s: i64, end_s: i64) -> [TestCerti
 fn configs_at<const N: usize>(fixture: &Fixture, times_s: [i64; N]) -> [usize; N] {
     let mut seen: Vec<Arc<ServerConfig>> = Vec::new();
     times_s.map(|now_s| {
-        let chosen = fixture.certificates.choose_at(Some(&name("a")), None, now_s).unwrap();
+        let own = [name("a")];
+        let chosen = fixture.certificates.choose_at(&own, None, |_any_key| true, now_s).unwrap();
         let config = Arc::clone(&chosen.config);
         let index = seen.iter().position(|it| Arc::ptr_eq(it, &config));
         index.unwrap_or_else(|| {
