@@ -187,7 +187,7 @@ impl ActivatorInstance {
         };
         let edge_policy = EdgePolicy::new(config.edge_settings());
         let certificates = HostCertificates::new(metrics.tls.clone());
-        certificates.set_tls(&edge_policy.current().tls);
+        certificates.set_tls(&edge_policy.current());
         let telemetry = TelemetryRecorder::new(
             config.name(),
             metrics.spans.clone(),

@@ -23,6 +23,8 @@ pub struct CertificateCandidates<'a, C> {
     pub own: Vec<&'a C>,
     /// Shared certificates. Each is for the hosts that it names, and the first one is also the default.
     pub shared: &'a [C],
+    /// True if no client gets the default certificate.
+    pub is_sni_strict: bool,
 }
 
 impl<'a, C: NamedCertificate> CertificateCandidates<'a, C> {
@@ -30,13 +32,13 @@ impl<'a, C: NamedCertificate> CertificateCandidates<'a, C> {
     /// client names no host. The result is `None` without any certificate for the client.
     ///
     /// A host's own certificates go before shared ones, whatever names they have. Among several own ones, and among
-    /// shared ones, an exact name goes before a wildcard. All other clients get the default.
+    /// shared ones, an exact name goes before a wildcard. All other clients get the default, or none with strict SNI.
     ///
     /// `is_usable` returns true for certificates whose keys the client accepts. One that it does not accept gives way
     /// to the next one for the host. Without a usable one, the first one is chosen, and the handshake fails: a
     /// certificate of other hosts would be a wrong answer.
     pub fn choose(self, host: Option<&str>, is_usable: impl Fn(&C) -> bool) -> Option<&'a C> {
-        let Self { own: mut candidates, shared } = self;
+        let Self { own: mut candidates, shared, is_sni_strict } = self;
         if let Some(host) = host {
             // The sort keeps the order of certificates that name the host in the same way.
             candidates.sort_by_key(|it| {
@@ -46,7 +48,7 @@ impl<'a, C: NamedCertificate> CertificateCandidates<'a, C> {
             candidates.extend(shared.iter().filter(|it| it.names().has_exact(host)));
             candidates.extend(shared.iter().filter(|it| it.names().has_wildcard_for(host)));
         }
-        if candidates.is_empty() {
+        if candidates.is_empty() && !is_sni_strict {
             candidates.extend(shared);
         }
         let first = candidates.first().copied();
@@ -82,7 +84,8 @@ mod tests {
         host: Option<&str>,
         is_usable: impl Fn(&str) -> bool,
     ) -> Option<&'static str> {
-        let candidates = CertificateCandidates { own: own.iter().collect(), shared };
+        let own = own.iter().collect();
+        let candidates = CertificateCandidates { own, shared, is_sni_strict: false };
         candidates.choose(host, |it| is_usable(it.label)).map(|it| it.label)
     }
 
@@ -132,6 +135,19 @@ mod tests {
         assert_eq!(choose(&[], &all, None, |_| true), Some("first"), "no host is named");
         assert_eq!(choose(&[], &[], Some("a.example"), |_| true), None);
         assert_eq!(choose(&[], &[], None, |_| true), None);
+    }
+
+    #[test]
+    fn with_strict_sni_no_client_gets_the_default() {
+        let (own, shared) = (certificate("own", &[]), [certificate("first", &["a.example"])]);
+        let chosen = |own: Vec<_>, host| {
+            let candidates = CertificateCandidates { own, shared: &shared, is_sni_strict: true };
+            candidates.choose(host, |_| true).map(|it| it.label)
+        };
+        assert_eq!(chosen(vec![], Some("a.example")), Some("first"));
+        assert_eq!(chosen(vec![], Some("b.example")), None);
+        assert_eq!(chosen(vec![], None), None, "no host is named");
+        assert_eq!(chosen(vec![&own], Some("b.example")), Some("own"), "whatever its names");
     }
 
     #[test]

@@ -29,15 +29,20 @@ pub struct CertificateSnapshot {
     by_secret: BTreeMap<NamespacedName, PresentedCertificate>,
     /// Certificates that serve all hosts, in the order of their choice.
     shared: Vec<PresentedCertificate>,
+    /// True if no client gets the default certificate.
+    is_sni_strict: bool,
 }
 
 impl CertificateSnapshot {
     /// Builds the snapshot from the certificates of Secrets, and from those that serve all hosts in their order.
+    /// `is_sni_strict`: no client gets the default certificate.
     pub fn new(
         secrets: impl IntoIterator<Item = (NamespacedName, PresentedCertificate)>,
         shared: impl IntoIterator<Item = PresentedCertificate>,
+        is_sni_strict: bool,
     ) -> Self {
-        Self { by_secret: secrets.into_iter().collect(), shared: shared.into_iter().collect() }
+        let by_secret = secrets.into_iter().collect();
+        Self { by_secret, shared: shared.into_iter().collect(), is_sni_strict }
     }
 
     /// Returns the certificate for a client that asks for `host`, with the reason. `own` are the Secrets that the
@@ -49,7 +54,8 @@ impl CertificateSnapshot {
     ) -> Option<(&PresentedCertificate, CertificateRule)> {
         let own: Vec<_> = own.iter().filter_map(|name| self.by_secret.get(name)).collect();
         let has_own = !own.is_empty();
-        let candidates = CertificateCandidates { own, shared: &self.shared };
+        let is_sni_strict = self.is_sni_strict;
+        let candidates = CertificateCandidates { own, shared: &self.shared, is_sni_strict };
         let chosen = candidates.choose(Some(host), |_any_key| true)?;
         let names = &chosen.facts.names;
         let rule = if has_own {
@@ -118,6 +124,7 @@ mod tests {
                 certificate("first", &hosts(&["a.example"])),
                 certificate("second", &hosts(&["*.b.example"])),
             ],
+            false,
         );
         let absent = NamespacedName::new("shop", "absent");
         for (secrets, host, name, rule) in [

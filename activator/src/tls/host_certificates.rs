@@ -12,7 +12,8 @@ use common::{
     certificates::{CertificateFault, LoadedCertificate, load},
     link::RouteBatch,
     wire::{
-        CertificateMaterial, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey, TlsSettings,
+        CertificateMaterial, EdgeSettings, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey,
+        TlsSettings,
     },
 };
 use k8s_openapi::jiff::Timestamp;
@@ -49,6 +50,8 @@ struct HeldCertificates {
     /// Settings of operators for versions and ciphers, and what follows from them.
     tls: TlsSettings,
     protocols: HandshakeProtocols,
+    /// True if no client gets the default certificate.
+    is_sni_strict: bool,
     /// Next time, in seconds since 1970, at which a certificate that waits may come in force.
     next_promotion_s: Option<i64>,
 }
@@ -91,15 +94,23 @@ impl HostCertificates {
         self.read().by_secret.get(name).map(|it| Arc::clone(it.in_force()))
     }
 
-    /// Sets the versions and ciphers of handshakes that begin from now on. Equal settings change nothing.
-    pub fn set_tls(&self, settings: &TlsSettings) {
-        if self.read().tls == *settings {
+    /// Sets the versions and ciphers of handshakes that begin from now on, and if clients may get the default
+    /// certificate. Equal settings change nothing.
+    pub fn set_tls(&self, EdgeSettings { tls, is_sni_strict, .. }: &EdgeSettings) {
+        let (is_changed, has_other_protocols) = {
+            let held = self.read();
+            (held.is_sni_strict != *is_sni_strict, held.tls != *tls)
+        };
+        if !is_changed && !has_other_protocols {
             return;
         }
         let mut held = self.write();
-        held.tls.clone_from(settings);
-        held.protocols = HandshakeProtocols::new(settings);
-        held.refresh(unix_seconds(), &self.metrics);
+        held.is_sni_strict = *is_sni_strict;
+        if has_other_protocols {
+            held.tls.clone_from(tls);
+            held.protocols = HandshakeProtocols::new(tls);
+            held.refresh(unix_seconds(), &self.metrics);
+        }
     }
 
     /// Applies the certificates and settings of a batch of the RouteTable. A batch without either costs next to
@@ -137,16 +148,15 @@ impl HostCertificates {
             secrets.map(|(name, it)| (name.clone(), Arc::clone(it.in_force()))).collect();
         let shared: Vec<(String, Arc<UsableCertificate>)> =
             held.shared_sources().map(|(name, it)| (name, Arc::clone(it.in_force()))).collect();
+        let is_sni_strict = held.is_sni_strict;
         // Names are copied without the lock, which handshakes take.
         drop(held);
         let secrets = secrets.into_iter().map(|(name, it)| {
             let certificate = without_key(name.to_string(), &it);
             (name, certificate)
         });
-        CertificateSnapshot::new(
-            secrets,
-            shared.into_iter().map(|(name, it)| without_key(name, &it)),
-        )
+        let shared = shared.into_iter().map(|(name, it)| without_key(name, &it));
+        CertificateSnapshot::new(secrets, shared, is_sni_strict)
     }
 
     fn choose_at(
@@ -160,7 +170,8 @@ impl HostCertificates {
         let held = self.read();
         let own = own.iter().filter_map(|name| held.by_secret.get(name));
         let own = own.map(HeldCertificate::in_force).collect();
-        let candidates = CertificateCandidates { own, shared: &held.shared };
+        let is_sni_strict = held.is_sni_strict;
+        let candidates = CertificateCandidates { own, shared: &held.shared, is_sni_strict };
         candidates.choose(host, |it| is_usable(it)).cloned()
     }
 

@@ -1,4 +1,4 @@
-//! Choice among several certificates of one host at the gateway: by the keys that a client accepts, and by names.
+//! Choice of the certificate at the gateway: by the keys that a client accepts, by names, and with strict SNI.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::net::SocketAddr;
@@ -7,11 +7,14 @@ use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
     wire::{GatewayHostEntry, GatewayHostKey, NamespacedName},
 };
-use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use rustls::{
+    AlertDescription,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
 
 use crate::{
-    harness::ActivatorFixture,
-    tls_client::{client_config, leaf, open, presented},
+    harness::{ActivatorFixture, wait_until},
+    tls_client::{client_config, leaf, open, presented, received_alert, set_default},
     tls_matrix::{HANDSHAKE_FAILURE, HandshakeReport, issue_rsa, parse_report, run_s_client},
 };
 
@@ -122,4 +125,43 @@ async fn each_host_of_a_listener_gets_the_certificate_that_names_it() {
         let client = open(fixture.outside_tls, client_config(&[]), host).await.unwrap();
         assert!(presented(&client) == leaf(expected), "{host}");
     }
+}
+
+#[tokio::test]
+async fn with_strict_sni_the_default_certificate_is_for_the_hosts_that_it_names() {
+    let (mut fixture, authority) = (ActivatorFixture::new().await, TestAuthority::new());
+    let (default, own) = (authority.issue(&[HOST]), authority.issue(&["elsewhere.example"]));
+    set_default(&mut fixture, &default);
+    set_certificates(&mut fixture, &[("own", &own)]);
+    set_listener(&mut fixture, "*.listener.example", &["own"]);
+    let mut nameless = client_config(&[]);
+    nameless.enable_sni = false;
+    let clients = [
+        (client_config(&[]), "unknown.example"),
+        (client_config(&[]), "127.0.0.1"),
+        (nameless, HOST),
+    ];
+    for is_sni_strict in [true, false] {
+        fixture.apply_change(|table| table.settings.edge.is_sni_strict = is_sni_strict);
+        for (name, expected) in [(HOST, &default), ("a.listener.example", &own)] {
+            let client = open(fixture.outside_tls, client_config(&[]), name).await.unwrap();
+            assert!(presented(&client) == leaf(expected), "{name}, strict: {is_sni_strict}");
+        }
+        for (config, name) in clients.clone() {
+            let has_sni = config.enable_sni;
+            match open(fixture.outside_tls, config, name).await {
+                Ok(client) => {
+                    let is_default = presented(&client) == leaf(&default);
+                    assert!(is_default && !is_sni_strict, "{name}, SNI: {has_sni}");
+                }
+                Err(error) => {
+                    let unrecognized = Some(AlertDescription::UnrecognisedName);
+                    assert_eq!(received_alert(&error), unrecognized, "{name}, SNI: {has_sni}");
+                    assert!(is_sni_strict, "{name}, SNI: {has_sni}");
+                }
+            }
+        }
+    }
+    let refused = "rouse_activator_tls_handshakes_total{result=\"no_certificate\"}";
+    wait_until(|| fixture.metric(refused) == 3.0).await;
 }

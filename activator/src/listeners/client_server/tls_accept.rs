@@ -52,7 +52,7 @@ enum HandshakeError {
     /// The client speaks HTTP without TLS on this connection.
     #[error("client speaks HTTP without TLS")]
     PlainHttp(TcpStream),
-    /// No certificate is for this name (empty: the client names none), and there is no default.
+    /// No certificate is for this name (empty: the client names none), and no default is presented.
     #[error("no certificate for the name {0:?}")]
     NoCertificate(String),
     /// The host of this name asks for certificates of clients, and no authorities of these are known.

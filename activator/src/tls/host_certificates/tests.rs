@@ -335,11 +335,11 @@ fn other_versions_and_ciphers_make_new_settings_of_each_certificate() {
         [fixture.own("own")].into_iter().chain(shared).map(Option::unwrap).collect::<Vec<_>>()
     };
     let before = configs();
-    fixture.certificates.set_tls(&TlsSettings::default());
+    fixture.certificates.set_tls(&EdgeSettings::default());
     assert!(before.iter().zip(configs()).all(|(old, new)| Arc::ptr_eq(old, &new)), "no change");
     let ciphers = vec![TlsCipher::Aes128GcmSha256];
-    let settings = TlsSettings { min_version: TlsMinVersion::Tls13, ciphers };
-    fixture.certificates.set_tls(&settings);
+    let tls = TlsSettings { min_version: TlsMinVersion::Tls13, ciphers };
+    fixture.certificates.set_tls(&EdgeSettings { tls, ..EdgeSettings::default() });
     for (old, new) in before.iter().zip(configs()) {
         assert!(!Arc::ptr_eq(old, &new), "old tickets are of no use");
         let suites = |it: &ServerConfig| it.crypto_provider().cipher_suites.len();
@@ -349,6 +349,23 @@ fn other_versions_and_ciphers_make_new_settings_of_each_certificate() {
     fixture.apply([received("own", &fixture.authority.issue(&["own.example"]))]);
     let own = fixture.own("own").unwrap();
     assert_eq!(own.crypto_provider().cipher_suites.len(), 1);
+}
+
+#[test]
+fn strict_sni_is_for_handshakes_and_pages_and_ends_with_its_setting() {
+    let fixture = Fixture::new();
+    let issued = fixture.authority.issue(&["a.example"]);
+    fixture.certificates.set_files(vec![file("/a.crt", &issued)]);
+    let config = fixture.shared("a.example");
+    for is_sni_strict in [true, false] {
+        fixture.certificates.set_tls(&EdgeSettings { is_sni_strict, ..EdgeSettings::default() });
+        assert!(is_same(fixture.shared("a.example").as_ref(), config.as_ref()), "tickets stay");
+        assert_eq!(fixture.shared("b.example").is_none(), is_sni_strict);
+        assert_eq!(fixture.unnamed().is_none(), is_sni_strict);
+        let shown = fixture.certificates.snapshot();
+        let is_shown = |host| shown.choice_facts(&[], host).is_some();
+        assert_eq!((is_shown("a.example"), is_shown("b.example")), (true, !is_sni_strict));
+    }
 }
 
 /// A controller that starts signs them again, and there may be ten thousand.
