@@ -49,7 +49,7 @@ pub(crate) struct TestArgs {
     #[arg(long)]
     yes: bool,
     /// Run also the tests of the cluster tier that take minutes each, as named tests always do. In the shell tier,
-    /// test the hard limit with a million requests
+    /// test the hard limit with a million requests, and bodies of 10 GiB
     #[arg(long)]
     long: bool,
     /// Only build the test program of the tier kernel or local, and copy it to FILE
