@@ -35,6 +35,7 @@ mod standby;
 mod stopping;
 mod tcp;
 mod tcp_components;
+mod tcp_servers;
 mod tcp_streams;
 mod telemetry;
 mod tls;

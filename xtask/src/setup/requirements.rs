@@ -222,6 +222,19 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
     ),
     required_package(
         &[SetupPurpose::Test],
+        "mariadb-server-core",
+        &["mariadbd"],
+        "a database whose server speaks first, behind the gateway",
+    ),
+    required_package(&[SetupPurpose::Test], "mariadb-client-core", &["mariadb"], "its client"),
+    required_package(
+        &[SetupPurpose::Test],
+        "python3-aiosmtpd",
+        &["/usr/lib/python3/dist-packages/aiosmtpd/__init__.py"],
+        "a mail server behind the gateway",
+    ),
+    required_package(
+        &[SetupPurpose::Test],
         "docker-registry",
         &["docker-registry"],
         "a registry on loopback to pull images from",
