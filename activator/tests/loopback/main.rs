@@ -21,6 +21,7 @@ mod ingresses;
 mod inputs;
 mod limits;
 mod local_tls;
+mod long;
 mod message_corpus;
 mod messages;
 mod proxies;
