@@ -61,26 +61,26 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct TestCertificate {
+    struct LabelledCertificate {
         label: &'static str,
         names: CertificateNames,
     }
 
-    impl NamedCertificate for TestCertificate {
+    impl NamedCertificate for LabelledCertificate {
         fn names(&self) -> &CertificateNames {
             &self.names
         }
     }
 
-    fn certificate(label: &'static str, names: &[&str]) -> TestCertificate {
+    fn certificate(label: &'static str, names: &[&str]) -> LabelledCertificate {
         let names = CertificateNames::new(names.iter().map(|&it| it.to_owned()));
-        TestCertificate { label, names }
+        LabelledCertificate { label, names }
     }
 
     /// Label of the certificate for a client that accepts the keys of these certificates.
     fn choose(
-        own: &[TestCertificate],
-        shared: &[TestCertificate],
+        own: &[LabelledCertificate],
+        shared: &[LabelledCertificate],
         host: Option<&str>,
         is_usable: impl Fn(&str) -> bool,
     ) -> Option<&'static str> {

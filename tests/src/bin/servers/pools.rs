@@ -29,8 +29,8 @@ use hyper_util::{
 };
 use tokio::task::JoinSet;
 
-/// Client with the connections that have served a request.
-struct PoolClient {
+/// Pool of a client, with the connections that have served a request.
+struct HyperPool {
     uri: Uri,
     client: Client<HttpConnector, Empty<Bytes>>,
     /// Addresses of these connections at the client's side.
@@ -38,7 +38,7 @@ struct PoolClient {
 }
 
 /// Requests that each pod has served; those without a pod have failed.
-type ServedRequests = BTreeMap<Option<String>, usize>;
+type PodCounts = BTreeMap<Option<String>, usize>;
 
 /// Runs the client until its input ends. Each line is the number of requests in a round, and a line of the output has
 /// the result.
@@ -46,7 +46,7 @@ pub(crate) async fn run(url: &str, workers: &str) -> Result<()> {
     let workers: usize = workers.parse().context("WORKERS is no number")?;
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(workers).build_http();
     let uri: Uri = url.parse().context("URL is not valid")?;
-    let client = Arc::new(PoolClient { uri, client, used_connections: Mutex::default() });
+    let client = Arc::new(HyperPool { uri, client, used_connections: Mutex::default() });
     for line in io::stdin().lock().lines() {
         let requests: i64 = line?.trim().parse().context("the input has no number of requests")?;
         let served = request_round(&client, workers, requests).await;
@@ -56,20 +56,20 @@ pub(crate) async fn run(url: &str, workers: &str) -> Result<()> {
 }
 
 /// Formats a result, such as `0 pod-a=50 pod-b=50`.
-fn format_round(mut served: ServedRequests) -> String {
+fn format_round(mut served: PodCounts) -> String {
     let failed = served.remove(&None).unwrap_or(0);
     let words = served.into_iter().filter_map(|(pod, count)| Some(format!(" {}={count}", pod?)));
     format!("{failed}{}", words.collect::<String>())
 }
 
 /// Sends one round of requests by workers that share the pool.
-async fn request_round(client: &Arc<PoolClient>, workers: usize, requests: i64) -> ServedRequests {
+async fn request_round(client: &Arc<HyperPool>, workers: usize, requests: i64) -> PodCounts {
     let left = Arc::new(AtomicI64::new(requests));
     let mut tasks = JoinSet::new();
     for _ in 0..workers {
         let (client, left) = (Arc::clone(client), Arc::clone(&left));
         tasks.spawn(async move {
-            let mut served = ServedRequests::new();
+            let mut served = PodCounts::new();
             while left.fetch_sub(1, Ordering::Relaxed) > 0 {
                 let asked = client.ask().await;
                 let pod = asked.inspect_err(|error| eprintln!("{error:#}")).ok();
@@ -78,14 +78,14 @@ async fn request_round(client: &Arc<PoolClient>, workers: usize, requests: i64) 
             served
         });
     }
-    let mut served = ServedRequests::new();
+    let mut served = PodCounts::new();
     for (pod, count) in tasks.join_all().await.into_iter().flatten() {
         *served.entry(pod).or_default() += count;
     }
     served
 }
 
-impl PoolClient {
+impl HyperPool {
     /// Returns the name of the pod that has served a request.
     async fn ask(&self) -> Result<String> {
         // Each failure takes a connection out of the pool, so that this ends.
