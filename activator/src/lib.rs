@@ -188,7 +188,7 @@ impl ActivatorInstance {
         // The settings of the command line are in force until the RouteTable adds its own.
         let edge_policy = EdgePolicy::new(config.edge_settings());
         let certificates = HostCertificates::new(metrics.tls.clone());
-        certificates.set_tls(&edge_policy.current().tls);
+        certificates.set_tls(&edge_policy.current());
         let telemetry = TelemetryRecorder::new(
             config.name(),
             metrics.spans.clone(),

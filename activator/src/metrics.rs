@@ -147,7 +147,7 @@ impl TcpConnectionCounters {
 pub enum HandshakeResult {
     /// The connection can carry requests.
     Complete,
-    /// No certificate is for the name, and there is no default one.
+    /// No certificate is for the name, and no default one is presented.
     NoCertificate,
     /// The host asks for certificates of clients, and the authorities of these are not known.
     NoClientCa,

@@ -144,7 +144,7 @@ pub struct CertificateChoiceFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CertificateRule {
-    /// The DomainMapping of the host names the certificate's Secret.
+    /// The DomainMapping of the host, or its listener, names the certificate's Secret.
     Mapping,
     /// A shared certificate names the host.
     ExactName,

@@ -207,7 +207,7 @@ impl RequestSnapshot<'_> {
         if self.request.is_tls && self.certificate.is_none() {
             return Some(format!(
                 "the handshake of TLS fails with the alert unrecognized_name: no certificate is \
-                 for {host:?}, and there is no default"
+                 for {host:?}, and no default is presented"
             ));
         }
         self.lacks_client_ca.then(|| {

@@ -49,6 +49,7 @@ impl EdgePolicy {
             https_port: settings.https_port.or(self.startup.https_port),
             hsts: settings.hsts.or_else(|| self.startup.hsts.clone()),
             tls: join_tls(&self.startup.tls, settings.tls),
+            is_sni_strict: self.startup.is_sni_strict || settings.is_sni_strict,
             tcp_idle_timeout: settings.tcp_idle_timeout.or(self.startup.tcp_idle_timeout),
             trusted_ingresses: [&*self.startup.trusted_ingresses, &settings.trusted_ingresses]
                 .concat(),
@@ -65,6 +66,7 @@ impl EdgePolicy {
                 https_port,
                 hsts,
                 tls,
+                is_sni_strict,
                 tcp_idle_timeout,
                 trusted_ingresses,
             } = &next;
@@ -77,6 +79,7 @@ impl EdgePolicy {
                 ?https_port,
                 hsts = hsts.as_ref().map(HstsPolicy::as_str),
                 ?tls,
+                strict_sni = is_sni_strict,
                 ?tcp_idle_timeout,
                 ?trusted_ingresses,
                 "edge policy set"
@@ -125,6 +128,20 @@ mod tests {
         assert_eq!(in_force(30_443).https_port, NonZeroU16::new(30_443));
         assert_eq!(in_force(0).https_port, NonZeroU16::new(8443), "0: the activator's own setting");
         assert_eq!(in_force(0).certificates, certificates);
+    }
+
+    #[test]
+    fn sni_is_strict_by_either_setting() {
+        for (startup, table, expected) in
+            [(false, false, false), (false, true, true), (true, false, true), (true, true, true)]
+        {
+            let edge = |is_sni_strict| EdgeSettings { is_sni_strict, ..EdgeSettings::default() };
+            let policy = EdgePolicy::new(edge(startup));
+            let settings = GlobalSettings { edge: edge(table), ..GlobalSettings::default() };
+            let changes = [(RouteKey::Settings, RouteChange::Settings(settings))].into();
+            policy.apply_batch(&RouteBatch { changes, ..RouteBatch::default() });
+            assert_eq!(policy.current().is_sni_strict, expected, "{startup} {table}");
+        }
     }
 
     #[test]

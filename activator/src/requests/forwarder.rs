@@ -86,7 +86,7 @@ impl RequestForwarder {
         self.request_log.apply_batch(&batch);
         self.telemetry.apply_batch(&batch);
         // Before the routes: a host that is routed over TLS has its certificate.
-        self.certificates.set_tls(&self.edge_policy.current().tls);
+        self.certificates.set_tls(&self.edge_policy.current());
         self.certificates.apply_batch(&batch);
         let removed_cas = self.client_cas.apply_batch(&batch);
         let ports_changed = self.routes.apply(batch);

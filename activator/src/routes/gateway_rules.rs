@@ -26,8 +26,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct GatewayHostRules {
     key: GatewayHostKey,
-    /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
-    certificate: Option<NamespacedName>,
+    /// Secrets whose certificates the host has for TLS; none: the certificate is chosen by names.
+    certificates: Vec<NamespacedName>,
     /// Prefixes of all rules, each under its own text. None if each rule has all paths and keeps them, so that no path is
     /// unclear.
     prefixes: BTreeMap<SmolStr, SmolStr>,
@@ -94,7 +94,7 @@ impl GatewayHostRules {
     /// Makes the rules of a host.
     pub(crate) fn new(
         key: GatewayHostKey,
-        certificate: Option<NamespacedName>,
+        certificates: Vec<NamespacedName>,
         rules: Vec<GatewayRule>,
     ) -> Self {
         let all_paths = PathMatch::Prefix(PathPrefix::ALL);
@@ -102,7 +102,7 @@ impl GatewayHostRules {
         let has_paths = rules.iter().any(|it| it.path != all_paths || it.replaces_prefix());
         let prefixes = rules.iter().filter(|_| has_paths).map(|it| SmolStr::from(it.path.prefix()));
         let prefixes = prefixes.map(|it| (it.clone(), it)).collect();
-        Self { key, certificate, prefixes, rules: rules.into_iter().map(Arc::new).collect() }
+        Self { key, certificates, prefixes, rules: rules.into_iter().map(Arc::new).collect() }
     }
 
     /// Transport and host of the rules.
@@ -110,9 +110,9 @@ impl GatewayHostRules {
         &self.key
     }
 
-    /// Secret whose certificate the host has for TLS.
-    pub(crate) fn certificate(&self) -> Option<&NamespacedName> {
-        self.certificate.as_ref()
+    /// Secrets whose certificates the host has for TLS, in the order of their choice.
+    pub(crate) fn certificates(&self) -> &[NamespacedName] {
+        &self.certificates
     }
 
     /// Finds the rule of a request.

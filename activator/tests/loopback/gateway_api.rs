@@ -57,7 +57,8 @@ fn plain(name: &str, address: SocketAddr) -> RouteBackend {
 }
 
 fn set_host(fixture: &mut ActivatorFixture, key: &str, rules: Vec<HttpRule>) {
-    let entry = GatewayHostEntry { key: key.parse().unwrap(), rules, certificate: None };
+    let certificates = Vec::new();
+    let entry = GatewayHostEntry { key: key.parse().unwrap(), rules, certificates };
     fixture.apply_change(|table| drop(table.gateway_hosts.insert(entry.key.clone(), entry)));
 }
 

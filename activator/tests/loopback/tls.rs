@@ -235,8 +235,8 @@ async fn hosts_of_the_gateway_api_get_the_certificate_of_their_listener() {
     let own_name = NamespacedName::new("default", "own");
     set_certificate(&mut fixture, &own_name, &own);
     let key: GatewayHostKey = "https://*.gateway.example".parse().unwrap();
-    let certificate = Some(own_name);
-    let entry = GatewayHostEntry { key: key.clone(), rules: Vec::new(), certificate };
+    let (rules, certificates) = (Vec::new(), vec![own_name]);
+    let entry = GatewayHostEntry { key: key.clone(), rules, certificates };
     fixture.apply_change(|table| drop(table.gateway_hosts.insert(key, entry)));
     let config = Arc::new(client_config(&[]));
     for (name, issued) in [

@@ -164,7 +164,7 @@ impl WebSocketStream {
 }
 
 /// Response of a pod that accepts the handshake in `head`.
-fn switch_response(head: &str, fields: &str) -> String {
+pub(crate) fn switch_response(head: &str, fields: &str) -> String {
     let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
     let text = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
     let accept = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes()));

@@ -35,8 +35,9 @@ pub struct GatewayHostEntry {
     pub key: GatewayHostKey,
     /// Rules in the order of their precedence: the first one that fits a request decides.
     pub rules: Vec<HttpRule>,
-    /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
-    pub certificate: Option<NamespacedName>,
+    /// Secrets whose certificates the host has for TLS. The client's keys and the names of the certificates decide among
+    /// several. None: the certificate is chosen as that of other hosts.
+    pub certificates: Vec<NamespacedName>,
 }
 
 /// One match of a rule of an HTTPRoute or GRPCRoute, with the treatment of the requests that fit.

@@ -93,6 +93,9 @@ pub struct EdgeSettings {
     pub hsts: Option<HstsPolicy>,
     /// Versions and ciphers of TLS with clients.
     pub tls: TlsSettings,
+    /// True if the default certificate is presented to no client: one that names no host, or a host without a certificate,
+    /// is refused.
+    pub is_sni_strict: bool,
     /// Idle deadline: a connection of raw TCP from outside that passes no byte for so long is reset; `None`: never. Sent
     /// in whole milliseconds.
     pub tcp_idle_timeout: Option<Duration>,

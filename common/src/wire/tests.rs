@@ -312,6 +312,7 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
             min_version: TlsMinVersion::Tls13,
             ciphers: vec![TlsCipher::Aes128GcmSha256, TlsCipher::EcdheRsaAes128GcmSha256],
         },
+        is_sni_strict: true,
         tcp_idle_timeout: Some(Duration::from_millis(90_500)),
         trusted_ingresses: vec!["10.244.0.0/16".parse().expect("a network")],
     };

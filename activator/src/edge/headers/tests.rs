@@ -28,6 +28,7 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         https_port: None,
         hsts: None,
         tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
+        is_sni_strict: false,
         tcp_idle_timeout: None,
         trusted_ingresses: Vec::new(),
     };

@@ -37,7 +37,7 @@ fn host(rules: Vec<HttpRule>) -> GatewayHostRules {
         let rule = HttpRule { route: NamespacedName::new("default", at.to_string()), ..rule };
         GatewayRule::new("*".into(), rule, Vec::new())
     });
-    GatewayHostRules::new("http://*".parse().unwrap(), None, named.collect())
+    GatewayHostRules::new("http://*".parse().unwrap(), Vec::new(), named.collect())
 }
 
 fn head(method: &str, uri: &str, fields: &[(&str, &str)]) -> request::Parts {

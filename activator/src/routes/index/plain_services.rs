@@ -80,7 +80,7 @@ impl PlainServices {
             GatewayRule::new(host.clone(), rule, backends)
         });
         let rules = rules.collect();
-        GatewayHostRules::new(entry.key, entry.certificate, rules)
+        GatewayHostRules::new(entry.key, entry.certificates, rules)
     }
 
     /// Service of a backend. It is the same as before while name, address and protocol are, and keeps its connections.

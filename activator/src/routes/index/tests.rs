@@ -238,7 +238,8 @@ fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_thro
     apply_change(&index, RouteKey::Service(name), RouteChange::Service(entry));
     for key in ["https://x.b.test", "https://*"] {
         let key: GatewayHostKey = key.parse().unwrap();
-        let entry = GatewayHostEntry { key: key.clone(), rules: Vec::new(), certificate: None };
+        let (rules, certificates) = (Vec::new(), Vec::new());
+        let entry = GatewayHostEntry { key: key.clone(), rules, certificates };
         apply_change(&index, RouteKey::GatewayHost(key), RouteChange::GatewayHost(entry));
     }
     let passes = |host: &str| index.passthrough_service(host).is_some();

@@ -8,13 +8,15 @@ impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
     type Error = WireError;
     fn try_from(message: raw::GatewayHost) -> WireResult<Self> {
         let rules = message.rules.into_iter().map(HttpRule::try_from);
-        // Empty stands for "chosen by its names".
-        let named = Some(message.certificate).filter(|name| !name.is_empty());
-        let certificate = named.map(|name| parse_secret_name("gateway_host.certificate", &name));
+        // Empty stands for "chosen as that of other hosts".
+        let first = Some(message.certificate).filter(|name| !name.is_empty());
+        let certificates = first.iter().chain(&message.more_certificates);
+        let certificates =
+            certificates.map(|name| parse_secret_name("gateway_host.certificate", name));
         Ok(Self {
             key: message.key.parse()?,
             rules: rules.collect::<WireResult<_>>()?,
-            certificate: certificate.transpose()?,
+            certificates: certificates.collect::<WireResult<_>>()?,
         })
     }
 }
@@ -22,8 +24,9 @@ impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
 impl From<GatewayHostEntry> for raw::GatewayHost {
     fn from(value: GatewayHostEntry) -> Self {
         let rules = value.rules.into_iter().map(Into::into).collect();
-        let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
-        Self { key: value.key.to_string(), rules, certificate }
+        let mut names = value.certificates.iter().map(ToString::to_string);
+        let certificate = names.next().unwrap_or_default();
+        Self { key: value.key.to_string(), rules, certificate, more_certificates: names.collect() }
     }
 }
 

@@ -80,14 +80,26 @@ fn entry(key: &str) -> GatewayHostEntry {
         ..rule()
     };
     let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, changed_rule(), empty];
-    let certificate = Some(name("default/shop.tls"));
-    GatewayHostEntry { key: key.parse().expect("a key"), rules, certificate }
+    let certificates = ["default/shop.tls", "default/shop-rsa", "other/shop"].map(name).into();
+    GatewayHostEntry { key: key.parse().expect("a key"), rules, certificates }
 }
 
 #[test]
 fn rules_arrive_as_they_were_sent() {
     let sent = entry("https://*.example.com");
     assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(sent.clone())), Ok(sent));
+    let without = GatewayHostEntry { certificates: Vec::new(), ..entry("https://a.example") };
+    assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(without.clone())), Ok(without));
+}
+
+#[test]
+fn an_earlier_release_finds_the_first_certificate() {
+    let mut message = raw::GatewayHost::from(entry("https://a.example"));
+    assert_eq!(message.certificate, "default/shop.tls");
+    assert_eq!(message.more_certificates, ["default/shop-rsa", "other/shop"]);
+    message.more_certificates[1] = "shop".into();
+    let refused = GatewayHostEntry::try_from(message).expect_err("no name of a Secret").to_string();
+    assert!(refused.contains("gateway_host.certificate"), "{refused}");
 }
 
 /// The API server checks the whole length of a route's name only. A host whose rules were refused would have no rules.

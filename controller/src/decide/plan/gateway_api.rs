@@ -119,9 +119,9 @@ fn plan_listener(
         PlannedCondition::failed("Conflicted", "NoConflicts", "")
     };
     let kinds = taken_kinds(listener);
-    let certificate = certificates::listener_certificate(cluster, name, listener);
-    let is_certified = !accepted.is_true || certificate.is_ok();
-    let state = certificate.and_then(|it| certificates::check_certificate(cluster, it.as_ref()));
+    let certificates = certificates::listener_certificates(cluster, name, listener);
+    let is_certified = *listener.protocol != *HTTPS || !certificates.secrets.is_empty();
+    let state = certificates::check_certificates(cluster, certificates);
     let is_route =
         |it: &RouteGroupKind| GatewayRouteKind::ALL.iter().any(|kind| names_kind(it, *kind));
     let resolved = match (listener.kinds.iter().find(|it| !is_route(it)), state) {
@@ -240,8 +240,8 @@ fn host_entry_at(
     }
     rules.sort_by_cached_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
-    let certificate = certificates::host_certificate(cluster, listeners, key);
-    Some(GatewayHostEntry { key: key.clone(), rules, certificate })
+    let certificates = certificates::host_certificates(cluster, listeners, key);
+    Some(GatewayHostEntry { key: key.clone(), rules, certificates })
 }
 
 /// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches. Exact paths

@@ -423,12 +423,19 @@ fn hosts_and_statuses_end_with_the_last_class_and_return_with_it() {
     assert!(matches!(targets(&entry)[..], [RouteBackend::Plain(_)]), "{entry:?}");
 }
 
-fn https_listener(hostname: Option<&str>, certificate: Value) -> Value {
+fn https_listener(hostname: Option<&str>, certificates: &[Value]) -> Value {
     let mut listener = listener("https", hostname);
     listener["port"] = 443.into();
     listener["protocol"] = "HTTPS".into();
-    listener["tls"] = json!({"certificateRefs": [certificate]});
+    listener["tls"] = json!({"certificateRefs": certificates});
     listener
+}
+
+/// Certificate of a Secret that the controller has read.
+fn usable_secret(hosts: &[&str]) -> SecretRead {
+    let material = TestAuthority::new().issue_valid(hosts, 0, 2_000_000).material();
+    let facts = load(&material).expect("it is usable").facts;
+    SecretRead::Usable { material: Arc::new(material), facts }
 }
 
 /// Returns the reason of a condition of the first listener.
@@ -443,25 +450,22 @@ fn listener_reason(api_server: &FakeApiServer, kind: &str) -> String {
 fn a_listener_with_tls_has_the_certificate_of_its_secret() {
     let mut api_server = start();
     let certificate = json!({"name": "tls"});
-    let listeners = json!([https_listener(Some("*.a.test"), certificate), listener("http", None)]);
+    let listeners =
+        json!([https_listener(Some("*.a.test"), &[certificate]), listener("http", None)]);
     apply_gateway(&mut api_server, listeners);
     let mut spec = route(plain_backend(), &["/"]);
     spec["hostnames"] = json!(["x.a.test"]);
     apply_route(&mut api_server, "shop", spec);
     assert_eq!(api_server.named_secrets, BTreeSet::from([name("tls")]));
     let entry = host(&api_server, "https://x.a.test").expect("the route's host");
-    assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 1));
+    assert_eq!((entry.certificates, entry.rules.len()), (vec![name("tls")], 1));
     let entry = host(&api_server, "http://x.a.test").expect("the route's host");
-    assert_eq!((entry.certificate, entry.rules.len()), (None, 1));
+    assert_eq!((entry.certificates, entry.rules.len()), (vec![], 1));
     let entry = host(&api_server, "https://*.a.test").expect("the listener's host");
-    assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 0));
+    assert_eq!((entry.certificates, entry.rules.len()), (vec![name("tls")], 0));
     // The Secret was named, and has not been read yet.
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
-    let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
-    let material = certificate.material();
-    let facts = load(&material).expect("it is usable").facts;
-    let read = SecretRead::Usable { material: Arc::new(material), facts };
-    api_server.read_secret(&name("tls"), read);
+    api_server.read_secret(&name("tls"), usable_secret(&["*.a.test"]));
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
     assert_eq!(listener_reason(&api_server, "Programmed"), "Programmed");
     api_server.read_secret(&name("tls"), SecretRead::Absent);
@@ -470,11 +474,40 @@ fn a_listener_with_tls_has_the_certificate_of_its_secret() {
     assert_eq!(api_server.named_secrets, BTreeSet::new());
 }
 
+/// As for clients of two kinds of keys, or for hosts of two certificates.
+#[test]
+fn a_listener_has_all_certificates_that_it_may_name() {
+    let mut api_server = start();
+    let names = ["ecdsa", "rsa", "ecdsa"].map(|name| json!({"name": name}));
+    apply_gateway(&mut api_server, json!([https_listener(None, &names)]));
+    let both = [name("ecdsa"), name("rsa")];
+    assert_eq!(api_server.named_secrets, BTreeSet::from(both.clone()));
+    let certificates = |api_server: &FakeApiServer| {
+        host(api_server, "https://*").expect("the listener's host").certificates
+    };
+    assert_eq!(certificates(&api_server), both);
+    api_server.read_secret(&name("ecdsa"), usable_secret(&["*.a.test"]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef", "one of two");
+    api_server.read_secret(&name("rsa"), usable_secret(&["*.a.test"]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
+    assert_eq!(listener_reason(&api_server, "Programmed"), "Programmed");
+    // One that it may not name leaves the others in force, and is stated.
+    let foreign = json!({"name": "tls", "namespace": "certificates"});
+    let names = [names[0].clone(), foreign, json!({"name": "rsa", "kind": "ConfigMap"})];
+    apply_gateway(&mut api_server, json!([https_listener(None, &names)]));
+    assert_eq!(certificates(&api_server), both[..1]);
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "RefNotPermitted");
+    assert_eq!(listener_reason(&api_server, "Accepted"), "Accepted");
+    apply_gateway(&mut api_server, json!([https_listener(None, &[])]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
+    assert_eq!(host(&api_server, "https://*"), None);
+}
+
 #[test]
 fn a_certificate_of_another_namespace_needs_a_grant() {
     let mut api_server = start();
     let certificate = json!({"name": "tls", "namespace": "certificates"});
-    apply_gateway(&mut api_server, json!([https_listener(None, certificate)]));
+    apply_gateway(&mut api_server, json!([https_listener(None, &[certificate])]));
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "RefNotPermitted");
     assert_eq!(api_server.named_secrets, BTreeSet::new(), "it is not even read");
     assert_eq!(host(&api_server, "https://*"), None);
@@ -487,7 +520,7 @@ fn a_certificate_of_another_namespace_needs_a_grant() {
     let secret = NamespacedName::new("certificates", "tls");
     assert_eq!(api_server.named_secrets, BTreeSet::from([secret.clone()]));
     let entry = host(&api_server, "https://*").expect("the listener's host");
-    assert_eq!(entry.certificate, Some(secret));
+    assert_eq!(entry.certificates, [secret]);
     for event in api_server.delete(ResourceKind::ReferenceGrant, &grant_name) {
         api_server.step(event);
     }
@@ -503,12 +536,9 @@ fn a_condition_that_ends_with_a_grant_has_the_time_of_its_end() {
     let grant = json!({"from": [from], "to": [{"group": "", "kind": "Secret"}]});
     let grant_name = NamespacedName::new("certificates", "grant");
     apply_at(&mut api_server, ResourceKind::ReferenceGrant, &grant_name, grant);
-    apply_gateway(&mut api_server, json!([https_listener(None, certificate)]));
-    let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
-    let material = certificate.material();
-    let facts = load(&material).expect("it is usable").facts;
-    let read = SecretRead::Usable { material: Arc::new(material), facts };
-    api_server.read_secret(&NamespacedName::new("certificates", "tls"), read);
+    apply_gateway(&mut api_server, json!([https_listener(None, &[certificate])]));
+    let secret = NamespacedName::new("certificates", "tls");
+    api_server.read_secret(&secret, usable_secret(&["*.a.test"]));
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
     let time = |api_server: &FakeApiServer| {
         let status = &api_server.object(ResourceKind::Gateway, "gateway")["status"];
