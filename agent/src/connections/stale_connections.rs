@@ -32,6 +32,13 @@ const UNUSED_IDLE_TIME: Duration = Duration::from_secs(5);
 /// Idle time if the pod is about to stop, or the address has drained for a while. A client that pauses only for moments
 /// between long requests must move too. It counts only if the pod reports no message under way.
 const SHORT_IDLE_TIME: Duration = Duration::from_millis(20);
+/// Time for which a connection that its pod has reported as idle should stay so before it is closed. A client that is
+/// about to write its next request gets ECONNABORTED from that write. Many libraries send again only after ECONNRESET,
+/// although here no byte has left.
+const REST_TIME: Duration = Duration::from_millis(10);
+/// Time after the spread of closes in which a reported connection still gets its [`REST_TIME`]. One that never rests for
+/// so long is then closed in any pause: the pod may be about to stop, and would reset it in the middle of a request.
+const REST_PATIENCE: Duration = Duration::from_millis(500);
 /// Precision of these times in the kernel: one tick at 100 ticks a second.
 const KERNEL_TICK: Duration = Duration::from_millis(10);
 /// Time over which closes are spread while the pod lives on.
@@ -155,6 +162,13 @@ impl DrainingAddress {
         // Knuth's multiplicative constant scatters neighbouring ports.
         let scattered = u32::from(local_port).wrapping_mul(0x9E37_79B1) >> 16;
         self.since + self.close_spread() * scattered / (1 << 16)
+    }
+
+    /// Returns the time from which a connection may be closed that its pod reports as idle now.
+    fn reported_close_moment(self, now: Instant, local_port: u16) -> Instant {
+        let moment = self.close_moment(local_port);
+        let is_patient = now < self.since + self.close_spread() + REST_PATIENCE;
+        if is_patient { moment.max(now + REST_TIME) } else { moment }
     }
 
     /// Returns true if the address has drained for longer than idle connections take to close.
@@ -399,6 +413,28 @@ mod tests {
         );
         connections.update_phases(now + DRAINING_WATCH_TIME, |_| None);
         assert_eq!(draining_addresses(&connections), []);
+    }
+
+    #[test]
+    fn a_reported_connection_rests_before_its_close_unless_it_never_does() {
+        let since = Instant::now();
+        for (phase, spread) in [
+            (Some(RoutingPhase::Ready), CLOSE_SPREAD),
+            (Some(RoutingPhase::Draining), STOPPING_CLOSE_SPREAD),
+            (None, STOPPING_CLOSE_SPREAD),
+        ] {
+            let draining = DrainingAddress { since, phase };
+            let moments: Vec<Instant> = (1..=64).map(|port| draining.close_moment(port)).collect();
+            let reported =
+                |now| (1..=64).map(move |port| draining.reported_close_moment(now, port));
+            // Nothing is closed before the moment that a scan would wait for.
+            let early: Vec<Instant> =
+                moments.iter().map(|it| (*it).max(since + REST_TIME)).collect();
+            assert!(reported(since).eq(early));
+            let end = since + spread;
+            assert!(reported(end).all(|it| it == end + REST_TIME), "its moment is over");
+            assert!(reported(end + REST_PATIENCE).eq(moments), "it never rests");
+        }
     }
 
     #[test]
