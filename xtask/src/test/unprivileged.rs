@@ -59,7 +59,7 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     let library = format!("{root_tests}/src/lib.rs");
     let needs_root = |it: &TestProgram| it.folder == root_tests && it.source != library;
     let mut commands = Vec::new();
-    for built in builder.build_tests(&[])?.into_iter().filter(|it| !needs_root(it)) {
+    for built in builder.build_all_tests()?.into_iter().filter(|it| !needs_root(it)) {
         let tests = select_tests(&built, tier, args)?;
         needs_packages |= tests.has_long;
         skipped += tests.skipped;
