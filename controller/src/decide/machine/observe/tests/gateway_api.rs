@@ -39,14 +39,18 @@ fn start() -> FakeApiServer {
 
 /// Observes the Service `plain` with this ClusterIP; `None`: it is deleted.
 fn observe_plain(api_server: &mut FakeApiServer, address: Option<&str>) {
+    api_server.step(plain_observed(address));
+}
+
+/// Returns the event of the Service `plain` with this ClusterIP; `None`: it is deleted.
+fn plain_observed(address: Option<&str>) -> ControllerEvent {
     let object = address.map(|address| {
         Box::new(json!({
             "metadata": {"name": "plain", "namespace": NAMESPACE},
             "spec": {"clusterIP": address, "ports": [{"port": PORT}]},
         }))
     });
-    let (resource, name) = (ResourceKind::Service, name("plain"));
-    api_server.step(ControllerEvent::ObjectObserved { resource, name, object });
+    ControllerEvent::ObjectObserved { resource: ResourceKind::Service, name: name("plain"), object }
 }
 
 fn apply_at(
