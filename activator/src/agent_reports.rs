@@ -22,7 +22,7 @@ use crate::routes::{agent_reports::AgentStreamNumber, index::RouteIndex};
 #[derive(Debug)]
 pub struct AgentReportService {
     routes: Arc<RouteIndex>,
-    /// Ends all streams.
+    /// Signal by which all streams end.
     stop: CancellationToken,
 }
 

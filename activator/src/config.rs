@@ -132,6 +132,12 @@ pub struct ActivatorConfig {
     )]
     pub tls_ciphers: Vec<TlsCipher>,
 
+    /// The TLS gateway presents its default certificate to no client: one that names no host, or a host without a
+    /// certificate, is refused by the alert `unrecognized_name`. `rouse.dev.tls-strict-sni` in `config-network` has the
+    /// same effect.
+    #[arg(long, env = "ROUSE_ACTIVATOR_TLS_STRICT_SNI")]
+    pub tls_strict_sni: bool,
+
     /// Strict-Transport-Security of responses over TLS, where the pod sends none. `rouse.dev.hsts` in `config-network`
     /// and on a DomainMapping goes before it; none: no such header.
     #[arg(long, env = "ROUSE_ACTIVATOR_HSTS", value_parser = HstsPolicy::parse)]
@@ -454,6 +460,7 @@ impl ActivatorConfig {
             https_port: Some(self.https_port),
             hsts: self.hsts.clone(),
             tls: self.tls_settings(),
+            is_sni_strict: self.tls_strict_sni,
             ..EdgeSettings::default()
         }
     }
@@ -631,8 +638,11 @@ mod tests {
         assert!(parse(&["--tls-ciphers", "TLS_AES_128_GCM_SHA256,RC4"]).is_err(), "no cipher");
         assert!(parse(&["--hsts", "includeSubDomains"]).is_err(), "no policy");
         let config = ActivatorConfig::parse_from(["activator", "--hsts", "max-age=1; preload"]);
+        assert!(!config.edge_settings().is_sni_strict);
         let hsts = config.edge_settings().hsts;
         assert_eq!(hsts.as_ref().map(HstsPolicy::as_str), Some("max-age=1; preload"));
+        let config = ActivatorConfig::parse_from(["activator", "--tls-strict-sni"]);
+        assert!(config.edge_settings().is_sni_strict);
     }
 
     #[test]

@@ -315,8 +315,8 @@ impl RoutesSource {
         if !meets_tls_gateway(request) {
             return None;
         }
-        let own = self.forwarder.routes.handshake_rules(host).certificate;
-        self.forwarder.certificates.snapshot().choice_facts(own.as_ref(), host)
+        let own = self.forwarder.routes.handshake_rules(host).certificates;
+        self.forwarder.certificates.snapshot().choice_facts(&own, host)
     }
 
     /// Returns true if handshakes for the host fail, because the authorities of its clients' certificates are not in

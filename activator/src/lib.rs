@@ -185,9 +185,10 @@ impl ActivatorInstance {
             next_pod_id: AtomicU64::new(0),
             reports: reports.clone(),
         };
+        // The settings of the command line are in force until the RouteTable adds its own.
         let edge_policy = EdgePolicy::new(config.edge_settings());
         let certificates = HostCertificates::new(metrics.tls.clone());
-        certificates.set_tls(&edge_policy.current().tls);
+        certificates.set_tls(&edge_policy.current());
         let telemetry = TelemetryRecorder::new(
             config.name(),
             metrics.spans.clone(),
@@ -208,6 +209,7 @@ impl ActivatorInstance {
             close_when_idle: stop_listeners.clone(),
             close_upgraded: CancellationToken::new(),
         });
+        // Only now, because their gauges read the routes of the forwarder.
         register_request_metrics(&forwarder, registry);
         let client_connections =
             Arc::new(ClientConnections::new(budget, forwarder.metrics.refusals.clone()));
@@ -451,6 +453,7 @@ fn not_ready_reasons(
         (Arc::clone(&activator.ports), Arc::clone(links), shutdown.clone());
     Box::new(move || {
         let mut all = ports.not_ready_reasons();
+        // All reasons are listed, since an operator mends them one by one.
         let mut add = |wrong: bool, text: &str| {
             if wrong {
                 all.push(text.to_owned());

@@ -147,7 +147,7 @@ impl TcpConnectionCounters {
 pub enum HandshakeResult {
     /// The connection can carry requests.
     Complete,
-    /// No certificate is for the name, and there is no default one.
+    /// No certificate is for the name, and no default one is presented.
     NoCertificate,
     /// The host asks for certificates of clients, and the authorities of these are not known.
     NoClientCa,
@@ -262,7 +262,7 @@ impl ActivatorMetrics {
         let ended = |it: TcpConnectionEnd| {
             tcp_connections.get_or_create(&TcpConnectionEndLabel { end: it.label() }).clone()
         };
-        // Buckets from 0.1 ms to 105 s.
+        // Buckets from 0.1 ms to 105 s: from a slot that is free at once to a pod whose image is pulled.
         let wait_seconds = Histogram::new(exponential_buckets(0.0001, 4.0, 11));
         let all = Self {
             responses_by_class: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(class),
@@ -299,6 +299,7 @@ impl ActivatorMetrics {
     }
 
     fn register_gauges_and_counters(&self, registry: &mut Registry) {
+        // Clones share the value, so that the fields count what is exported.
         let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());
         gauge("waiting_requests", "Requests waiting for a pod", &self.waiting_requests);
         let passed_over = "Frozen pods that requests pass over, as no agent thaws them";

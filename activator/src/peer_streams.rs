@@ -51,8 +51,8 @@ use crate::{
 /// Interval at which the view of the other activators is updated.
 const VIEW_REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Most handshakes at once at the port for other activators and agents, of all addresses and of one. Any pod may
-/// connect to the port, and together with the streams of 64 agents and 20 activators they must fit into the files that
-/// no client takes.
+/// connect to the port. With the streams of 64 agents and 20 activators, the handshakes must fit into the files that no
+/// client takes.
 const MAX_HANDSHAKES: usize = 128;
 const MAX_HANDSHAKES_PER_ADDRESS: usize = 8;
 /// Time limit for announcing to owners that this activator ends.
@@ -67,7 +67,7 @@ pub struct PeerStreams {
     disconnected_peers: Gauge,
     subscriber: ComponentReplica,
     credentials: Option<Arc<TlsCredentials>>,
-    /// Ends all streams at once.
+    /// Signal by which all streams end at once.
     stop: CancellationToken,
     /// Set when this activator ends: each stream sends `Goodbye` to its owner.
     goodbye: OnceSignal,
@@ -233,6 +233,7 @@ impl PeerStreams {
                 }
             }
         };
+        // `announce_shutdown` waits for this count, so that each owner learns of the end.
         self.owner_streams.fetch_add(1, Ordering::Relaxed);
         link.claim_slots(&claims, &self.goodbye, &unlisted, each).await;
         self.owner_streams.fetch_sub(1, Ordering::Relaxed);
@@ -336,7 +337,7 @@ struct HolderStream {
     latest_stream: Arc<Mutex<u64>>,
     stream_number: u64,
     /// True if the holder has sent `Goodbye`.
-    has_said_goodbye: bool,
+    has_sent_goodbye: bool,
 }
 
 impl HolderStream {
@@ -353,7 +354,7 @@ impl HolderStream {
             });
             *latest
         };
-        Self { streams, peer, latest_stream, stream_number, has_said_goodbye: false }
+        Self { streams, peer, latest_stream, stream_number, has_sent_goodbye: false }
     }
 
     fn handle_item(&mut self, item: SlotClaimItem) {
@@ -372,7 +373,7 @@ impl HolderStream {
                 routes.get_or_create_revision(&revision).on_claim(&self.peer, None)
             }
             SlotClaimItem::Goodbye => {
-                self.has_said_goodbye = true;
+                self.has_sent_goodbye = true;
                 self.streams.on_holder_stream(&self.peer, |peers| {
                     peers.connected.remove(&self.peer);
                     peers.ended.insert(self.peer.clone());
@@ -388,7 +389,7 @@ impl Drop for HolderStream {
     fn drop(&mut self) {
         let latest = self.latest_stream.lock().unwrap_or_else(PoisonError::into_inner);
         // The end of this stream counts only without `Goodbye` and without a newer stream of the holder.
-        if *latest == self.stream_number && !self.has_said_goodbye {
+        if *latest == self.stream_number && !self.has_sent_goodbye {
             self.streams.on_holder_stream(&self.peer, |peers| {
                 peers.connected.remove(&self.peer);
                 peers.left_since.insert(self.peer.clone(), Instant::now());

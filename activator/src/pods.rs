@@ -11,7 +11,7 @@
 //! | [`http1_connection`], [`request_upload`] | an HTTP/1.1 connection; a request on its way over it |
 //! | [`http2_connection`] | an HTTP/2 connection, shared by requests, and the use of one of its streams |
 //! | [`request_body`] | a request's body on its way to a pod |
-//! | [`thaw_watch`] | check that a pod with a standby order was thawed for its requests |
+//! | [`standby_watch`] | standby watch of a pod, shared by its requests |
 //! | [`upgraded_pod`] | the pod's side of an upgraded connection |
 
 pub mod connection;
@@ -24,5 +24,5 @@ pub mod http1_connection;
 pub mod http2_connection;
 pub mod request_body;
 pub mod request_upload;
-pub mod thaw_watch;
+pub mod standby_watch;
 pub mod upgraded_pod;

@@ -124,7 +124,7 @@ pub struct HostRouteFacts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetShareFacts {
-    /// Revision as `namespace/name`.
+    /// Revision that serves the share, as `namespace/name`.
     pub revision: String,
     /// Share of the requests in percent.
     pub percent: u8,
@@ -144,7 +144,7 @@ pub struct CertificateChoiceFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CertificateRule {
-    /// The DomainMapping of the host names the certificate's Secret.
+    /// The DomainMapping of the host, or its listener, names the certificate's Secret.
     Mapping,
     /// A shared certificate names the host.
     ExactName,
@@ -291,7 +291,7 @@ pub struct ConnectionCounts {
     pub opening: usize,
     /// Connections of HTTP/1.1, and what has become of them after an upgrade.
     pub http1: usize,
-    /// Connections of HTTP/2.
+    /// Connections of HTTP/2, whatever streams they carry.
     pub http2: usize,
     /// Connections of raw TCP.
     pub tcp: usize,
@@ -323,13 +323,13 @@ pub struct EdgeFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RequestOutcome {
-    /// It goes to a Revision, which the percents choose.
+    /// The request goes to a Revision, which the percents choose.
     Revision,
     /// The client is redirected.
     Redirect,
     /// The activator responds itself, because the request is a probe of the platform.
     Probe,
-    /// It is refused.
+    /// The request is refused, with a status code or by a failed handshake.
     Refused,
 }
 

@@ -6,7 +6,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`certificate_choice`] | pure: choice among the certificates that hosts share |
+//! | [`certificate_choice`] | pure: choice of the certificate for a handshake |
 //! | [`certificate_snapshot`] | pure: certificates in force without their keys, for pages |
 //! | [`held_certificate`] | pure: certificate in force of one Secret or file, and its replacement |
 //! | [`client_hello`] | pure: host that a client names in its first message |

@@ -1,4 +1,5 @@
-//! Shell: memory that attackers can make an activator hold, compared with the bound that docs/operations.md states.
+//! Shell: memory that clients can make an activator hold: attackers, compared with the bound that docs/operations.md
+//! states, and those with large bodies.
 //!
 //! The activator runs in a process of its own, so that only its memory is measured, and all of it.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -6,6 +7,8 @@
 
 mod h2c;
 mod harness;
+#[path = "resident/large_bodies.rs"]
+mod large_bodies;
 mod tls_client;
 
 use std::{
@@ -88,12 +91,19 @@ async fn an_activator_of_its_own() {
         let protocol = if protocol == "h2c" { AppProtocol::H2c } else { AppProtocol::Http1 };
         fixture.apply_change(|table| {
             let revision = table.revisions.get_mut(&revision()).unwrap();
-            // The test gives up a client before the activator does, so that a response too late is seen as one.
-            (revision.protocol, revision.timeout) = (protocol, PATIENCE * 2);
+            // The test gives up a client before the activator does, so that a response too late is seen as one. A long
+            // body takes minutes.
+            let timeout = if is_long() { PATIENCE * 20 } else { PATIENCE * 2 };
+            (revision.protocol, revision.timeout) = (protocol, timeout);
         });
         fixture.add_ready_pod("p", address.parse().unwrap());
         println!("{DONE}");
     }
+}
+
+/// Returns true if `cargo xtask test --long` runs the test, which sets this variable.
+fn is_long() -> bool {
+    std::env::var_os("ROUSE_LONG").is_some()
 }
 
 /// Activator in another process.

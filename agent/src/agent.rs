@@ -46,7 +46,7 @@ use crate::{
         finder::FinderCommand,
         finder_queue::FinderQueue,
         idle_connections::IdleConnections,
-        pod_server::{prestop::PreStopHooks, running::RunningQuery},
+        pod_server::{prestop::PreStopHooks, running::ThawQuery},
         probe_marks::ProbeMarks,
         registry::PodRegistry,
         tracker::PodTracker,
@@ -111,10 +111,10 @@ pub(crate) struct AgentHandles {
     pub(crate) prestop_hooks: PreStopHooks,
     /// Connections of this node's pods that the eBPF programs report as idle.
     pub(crate) idle: IdleConnections,
-    /// Queries if pods of this node run.
-    pub(crate) running_queries: Receiver<RunningQuery>,
-    /// True if agents answer queries if pods run: this one does, and all have the same setting.
-    pub(crate) agents_answer: bool,
+    /// Thaw queries for pods of this node.
+    pub(crate) thaw_queries: Receiver<ThawQuery>,
+    /// True if agents answer thaw queries. All agents of a cluster have the same setting.
+    pub(crate) agents_answer_queries: bool,
     /// Time that a draining pod waits for its upgraded connections.
     pub(crate) upgraded_drain_time: Duration,
     /// Stage up to which the eBPF programs may take over from another version's programs.
@@ -219,7 +219,7 @@ impl Agent {
             standby: StandbyPods::new(&handles.maps, metrics),
             routes,
             remote_pods: RemotePodProber::new(known_addresses),
-            standby_watcher: StandbyWatcher::new(handles.agents_answer),
+            standby_watcher: StandbyWatcher::new(handles.agents_answer_queries),
             client_sockets,
             housekeeping: HousekeepingTimes::new(now, &handles.maps),
             pod_events_tx,
@@ -294,7 +294,7 @@ impl Agent {
                     }
                 }
                 // After the timers: any client that reaches a pod may send such queries without end.
-                Some(query) = self.handles.running_queries.recv() => self.answer_running_query(query),
+                Some(query) = self.handles.thaw_queries.recv() => self.answer_thaw_query(query),
                 Some(query) = self.handles.facts_queries.recv() => self.answer_query(query),
                 // Last: a rollout changes Services of the cluster faster than they can be planned, and timers must go on.
                 changes = cluster.next() => {

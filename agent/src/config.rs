@@ -64,8 +64,8 @@ pub struct AgentConfig {
     pub pins: Option<PathBuf>,
 
     /// Cgroup (v2) of all processes whose connects may be redirected. None: the cgroup of this node's pods, which the
-    /// agent finds by its name and waits for; with --clusterip, the cgroup above it, which has the node's own processes
-    /// too. That is the root of the hierarchy unless the kubelet's `cgroupRoot` names another one.
+    /// agent finds by its name and waits for. With --clusterip it is the cgroup above that one, which has the node's
+    /// own processes too. That is the root of the hierarchy, unless the kubelet's `cgroupRoot` names another one.
     #[arg(long, env = "ROUSE_CLIENTS_CGROUP")]
     pub clients_cgroup: Option<PathBuf>,
 
@@ -116,14 +116,14 @@ pub struct AgentConfig {
     #[arg(long, env = "ROUSE_SERVICE_CIDR", value_delimiter = ',', value_parser = parse_service_cidr)]
     pub service_cidr: Vec<IpNet>,
 
-    /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod; agents of nodes with
-    /// clients call `/in-use` before they close stale connections; agents and activators call `/running` after they have
-    /// sent something to a frozen pod.
+    /// Serve port 8022 in each pod. The kubelet calls `/wait-for-drain` before it stops the pod. Agents of nodes with
+    /// clients call `/in-use` and `/idle` before they close stale connections. Agents and activators call `/running`
+    /// after they have sent something to a frozen pod.
     #[arg(long, env = "ROUSE_WAIT_FOR_DRAIN", default_value_t = true, action = clap::ArgAction::Set)]
     pub wait_for_drain: bool,
 
     /// Milliseconds that a draining pod waits for upgraded connections, such as WebSockets, once no request is in
-    /// flight in it. Then its application is told to stop, and may close them gracefully. Default: Knative's
+    /// flight in it. Then its application gets SIGTERM, and may close them gracefully. Default: Knative's
     /// (`pkg/queue` of knative/serving, HijackTracker).
     #[arg(long, env = "ROUSE_TUNNEL_DRAIN_MS", default_value_t = 60_000)]
     pub tunnel_drain_ms: u64,
@@ -241,8 +241,8 @@ impl AgentConfig {
         (!self.apiservers.is_empty()).then(addresses)
     }
 
-    /// Returns true if connects of some clients are left to kube-proxy: those of kernel threads, and of namespaces that
-    /// redirect them, as those of a mesh. Without kube-proxy, they would lead nowhere.
+    /// Returns true if connects of kernel threads, and of meshed namespaces, are left to kube-proxy. Without
+    /// kube-proxy, they would lead nowhere.
     pub fn leaves_clients_alone(&self) -> bool {
         self.clusterip != ClusterIpMode::Off && !self.without_kube_proxy
     }
@@ -275,8 +275,8 @@ impl AgentConfig {
         self.map_sizes.apply_to(sizes)
     }
 
-    /// Returns the cgroup of the clients that no setting names. Processes of the node itself use Services of the
-    /// cluster as well: the kubelet pulls through them, for example, and pods may have the host's network.
+    /// Returns the cgroup of the clients where no setting names one. Processes of the node itself use Services of the
+    /// cluster as well. The kubelet pulls images through them, for example, and pods may have the host's network.
     fn default_clients(&self, pods: &Path) -> PathBuf {
         match self.clusterip {
             ClusterIpMode::Off => pods,

@@ -53,6 +53,7 @@ use common::{
     tls::TlsCredentials,
     wire::{ClientComponent, ComponentReplica, PodReportItem, ServerComponent},
 };
+use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
@@ -205,6 +206,7 @@ impl ClusterSources {
         let nothing = BootstrapDocument::new(&config.node);
         let document = file.as_ref().map_or(&nothing, BootstrapFile::document).clone();
         let start_lists = file.as_ref().map(BootstrapFile::start_lists).unwrap_or_default();
+        // Remembered addresses come first: after a reboot, neither DNS nor an API server may answer yet.
         let targets = replica_resolvers(config, tasks, shutdown);
         let StreamTargets { controllers, autoscalers, .. } = &targets;
         controllers.set_remembered(document.controllers);
@@ -214,6 +216,7 @@ impl ClusterSources {
             cluster_watch::start(api_servers.as_ref(), &config.node, health, tasks, shutdown);
         let client = api_servers.as_ref().map(ApiServerClient::client);
         let service_events = ServiceEvents::start(client.clone(), &config.node, tasks, shutdown);
+        // Only once the programs are in force: before that, such a route would end connects that nothing redirects.
         tasks.spawn(range_routes::keep_routes(
             config.clone(),
             client,
@@ -316,6 +319,22 @@ fn complete_settings(mut config: AgentConfig) -> Result<AgentConfig, AgentError>
     Ok(config)
 }
 
+/// Returns the task that serves the agent's pages until `shutdown`, and the questions of these pages to the loop.
+fn serve_pages(
+    config: &AgentConfig,
+    registry: Registry,
+    not_ready: &NotReadyReasons,
+    health: &ProxyHealth,
+    shutdown: &CancellationToken,
+) -> (mpsc::Receiver<admin::FactsQuery>, impl Future<Output = Result<(), pages::AdminError>> + use<>)
+{
+    let (facts_pages, facts_queries) = admin::facts_pages();
+    let admin_pages = admin::pages(registry, not_ready.clone(), health.clone());
+    let extra_pages = facts_pages.merge(node_check::page::router(config, not_ready));
+    let serve = pages::serve(config.admin, admin_pages, extra_pages, shutdown.clone());
+    (facts_queries, serve)
+}
+
 /// Runs the agent until `shutdown`. Its programs and map entries stay in force afterwards.
 pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(), AgentError> {
     let config = complete_settings(config)?;
@@ -325,11 +344,9 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let (metrics, registry) = admin::metrics_registry(exported_totals.clone());
     let (not_ready, health) = (NotReadyReasons::default(), ProxyHealth::default());
     not_ready.set("programs", Some("not in force yet".to_owned()));
-    let (facts_pages, facts_queries) = admin::facts_pages();
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
-    let admin_pages = admin::pages(registry, not_ready.clone(), health.clone());
-    let extra_pages = facts_pages.merge(node_check::page::router(&config, &not_ready));
-    let mut pages = pin!(pages::serve(config.admin, admin_pages, extra_pages, shutdown.clone()));
+    let (facts_queries, pages) = serve_pages(&config, registry, &not_ready, &health, &shutdown);
+    let mut pages = pin!(pages);
     let (paths, (kernel, maps, events, locked_closer)) = tokio::select! {
         started = program_supervisor::start(&config, &not_ready) => started?,
         ended = &mut pages => return ended.map_err(AgentError::Admin),
@@ -347,7 +364,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // The streams may open before the loop runs: what arrives waits in `streams.routes` and in the channels.
     let streams = AgentStreams::open(&config, &cluster.targets, &tasks, &shutdown);
     let (finder_events_tx, finder_events) = mpsc::channel(FINDER_EVENTS_MAX);
-    let (pod_servers, running_queries) = PodServerDeps::open(&prestop_hooks, &maps)?;
+    let (pod_servers, thaw_queries) = PodServerDeps::open(&prestop_hooks, &maps)?;
     let finder_commands = start_pod_finder(&config, &paths, pod_servers.clone(), finder_events_tx)?;
     leave_clients_alone(&config, &paths, &maps, &metrics, &tasks, &shutdown).await?;
     let handles = AgentHandles {
@@ -367,21 +384,31 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         facts_queries,
         prestop_hooks,
         idle: pod_servers.idle,
-        running_queries,
-        agents_answer: config.wait_for_drain,
+        thaw_queries,
+        agents_answer_queries: config.wait_for_drain,
         upgraded_drain_time: config.upgraded_drain_time(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
     let agent = Agent::new(config.node, cluster.start, closer, handles)?;
-    tasks.spawn(agent.auditor()?.run(shutdown.clone()));
-    tasks.spawn(agent.thaw_promise()?.keep(shutdown.clone()));
+    spawn_map_tasks(&agent, &tasks, &shutdown)?;
     let ended = tokio::select! {
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),
         ended = pages => ended.map_err(AgentError::Admin),
     };
     end_tasks(&tasks, &shutdown, &paths.pods).await;
     ended
+}
+
+/// Spawns the tasks that keep map entries true beside the loop: the audit, and the promise to thaw frozen pods.
+fn spawn_map_tasks(
+    agent: &Agent,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) -> Result<(), AgentError> {
+    tasks.spawn(agent.auditor()?.run(shutdown.clone()));
+    tasks.spawn(agent.thaw_promise_task()?.run(shutdown.clone()));
+    Ok(())
 }
 
 /// Ends all tasks. They complete their last writes, such as reports of pods. A pod below the cgroup `pods` that is still

@@ -42,8 +42,8 @@ impl NotReadyReasons {
 
 /// Metrics of the agent. Names get their unit as a suffix, counters `_total`.
 ///
-/// Six values only grow and are a `Gauge` all the same (`events_dropped`, `untracked`, `fallbacks`, `unanswered`,
-/// `listeners_unseen` and `listeners_beyond`): each is set to a counter of the kernel, which outlives the agent.
+/// Six values only grow and are a `Gauge` all the same: `events_dropped`, `untracked`, `fallbacks`, `unanswered`,
+/// `listeners_unseen` and `listeners_beyond`. Each is set to a counter of the kernel, which outlives the agent.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentMetrics {
     /// Pods of this node by state.
@@ -71,7 +71,8 @@ pub(crate) struct AgentMetrics {
     /// Redirected connects without a connect record: there was no memory for it, or they are subflows of Multipath
     /// TCP. Their requests are counted.
     pub(crate) untracked: Gauge,
-    /// Connects that went to an activator, because no local pod had a listener or its agent to thaw it.
+    /// Connects that went to an activator, because no local pod had a listener, or the agent did not promise to thaw
+    /// it.
     pub(crate) fallbacks: Gauge,
     /// Connects whose SYN got no response within a second.
     pub(crate) unanswered: Gauge,

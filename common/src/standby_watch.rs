@@ -1,13 +1,14 @@
-//! Pure: check of a pod with a standby order, by those who send it connections or requests: its agent has thawed it.
+//! Pure: standby watch: a sender of connections or requests checks that a pod with a standby order was thawed.
 //!
 //! Only the agent of a pod's node thaws the pod. A connection to a pod that stays frozen is established all the same, and
-//! its bytes stay in the kernel. So a pod counts as running only after a sign: a byte of its response, a response of its
-//! agent, or an order that was withdrawn. Without a sign within the order's timeout it is *passed over*: new connections
-//! and requests go elsewhere. What was sent before stays with the pod, because it may have been read.
+//! its bytes stay in the kernel. So a pod counts as running only after a sign. That is a byte of its response, a
+//! response of its agent, or an order that was withdrawn. Without a sign within the order's timeout it is *passed
+//! over*: new connections and requests go elsewhere. What was sent before stays with the pod, because it may have been
+//! read.
 //!
 //! A missing sign counts only if the sender's packets reach the port at which the pod's agent answers. Where a network
-//! policy drops them, nothing is known of the agent, and the pod is used as before. A query that was sent or delivered late
-//! leaves the agent half of the timeout for its response all the same.
+//! policy drops them, nothing is known of the agent, and the pod is used as before. A query may be sent or delivered
+//! late. The agent has half of the timeout for its response all the same.
 //!
 //! While the pod is passed over, its agent is asked again and again, and the next sign ends that.
 
@@ -82,20 +83,20 @@ enum WatchPhase {
     /// The pod was used, and no sign has followed since this time. A query has reached the port of the agent at
     /// `reached_at`, so that the missing sign counts; `None`: none has.
     Waiting { since: Instant, reached_at: Option<Instant> },
-    /// A sign has shown a running pod, which is not frozen again before this time. A use until then waits from that time
+    /// A sign has shown a running pod, which counts as running until this time. A use before that is checked from then
     /// on. So a pod in constant use costs its agent a few queries a second at most.
     Running { until: Instant, is_used: bool },
     /// The timeout has passed without a sign.
     PassedOver,
 }
 
-/// State of the queries. There is always one under way or due while the pod is waited for, or passed over.
+/// State of the queries. While the pod is waited for or passed over, a query is under way or due.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum QueryState {
-    /// None is needed.
+    /// The pod is not waited for, so no query is needed.
     #[default]
-    None,
-    /// The next one begins at this time.
+    NotNeeded,
+    /// The next query begins at this time.
     Due(Instant),
     /// The query with this number has begun.
     UnderWay(u64),
@@ -134,7 +135,7 @@ impl StandbyWatch {
         };
         let query_at = match self.query {
             QueryState::Due(at) => Some(at),
-            QueryState::None | QueryState::UnderWay(_) => None,
+            QueryState::NotNeeded | QueryState::UnderWay(_) => None,
         };
         phase_end.into_iter().chain(query_at).min()
     }
@@ -165,7 +166,7 @@ impl StandbyWatch {
         self.timeout = timeout.map(|it| it.min(TIMEOUT_MAX));
         // Without an order the pod runs, whatever was waited for.
         if self.timeout.is_none() {
-            (self.phase, self.query) = (WatchPhase::Idle, QueryState::None);
+            (self.phase, self.query) = (WatchPhase::Idle, QueryState::NotNeeded);
         }
     }
 
@@ -180,9 +181,10 @@ impl StandbyWatch {
         }
     }
 
+    /// Begins to wait for a sign.
     fn start_waiting(&mut self, now: Instant, timeout: Duration) {
         self.phase = WatchPhase::Waiting { since: now, reached_at: None };
-        // Most pods have given a sign by then, and then there is no query.
+        // Half of the timeout: most pods have given a sign by then, and the query has the other half.
         self.query = QueryState::Due(now + timeout / 2);
     }
 
@@ -190,7 +192,7 @@ impl StandbyWatch {
     fn record_sign(&mut self, now: Instant) {
         let Some(timeout) = self.timeout else { return };
         self.phase = WatchPhase::Running { until: now + timeout, is_used: false };
-        self.query = QueryState::None;
+        self.query = QueryState::NotNeeded;
     }
 
     fn handle_reached(&mut self, now: Instant, number: u64) {
@@ -203,17 +205,18 @@ impl StandbyWatch {
         }
     }
 
+    /// Handles the end of the query with this number. An earlier query may end late, and has no effect.
     fn handle_query_end(&mut self, now: Instant, number: u64, end: QueryEnd) {
         if self.query != QueryState::UnderWay(number) {
             return;
         }
         match (end, self.phase) {
             (QueryEnd::Running, _) => self.record_sign(now),
-            // The next use asks again.
+            // Nothing is known of the agent, so the pod is used as before. The next use asks again.
             (QueryEnd::Unreachable, WatchPhase::Waiting { reached_at: None, .. }) => {
-                (self.phase, self.query) = (WatchPhase::Idle, QueryState::None);
+                (self.phase, self.query) = (WatchPhase::Idle, QueryState::NotNeeded);
             }
-            // No response is awaited any more.
+            // No response is awaited any more, so only the rest of the timeout is left for another sign.
             (QueryEnd::NotRunning, WatchPhase::Waiting { since, .. }) => {
                 self.phase = WatchPhase::Waiting { since, reached_at: Some(since) };
                 self.query = QueryState::Due(now + QUERY_PAUSE);
@@ -257,7 +260,7 @@ impl StandbyWatch {
     }
 }
 
-/// Returns the time at which a pod without a sign is passed over; `None`: nothing is known of its agent.
+/// Returns the time at which a pod without a sign is passed over; `None`: no query has reached its agent's port.
 fn waiting_end(since: Instant, reached_at: Option<Instant>, timeout: Duration) -> Option<Instant> {
     reached_at.map(|reached_at| (since + timeout).max(reached_at + timeout / 2))
 }

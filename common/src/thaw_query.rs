@@ -1,8 +1,9 @@
-//! Shell: query of the agent of a pod with a standby order: does the pod run?
+//! Shell: thaw query: the agent of a pod with a standby order answers if the pod runs.
 //!
-//! The agent serves it in the pod's network namespace, so no sender needs to know the agent's address. The connection
-//! thaws a frozen pod, as each one does. So `frozen` means that the thaw has failed. A refused connection means that there
-//! is no agent, and an accepted one without a response that the agent hangs. Packets that are dropped mean neither.
+//! The agent serves the query in the pod's network namespace, so no sender needs to know the agent's address. The
+//! connection thaws a frozen pod, as each connection does. So the answer `frozen` means that the thaw has failed. A
+//! refused connection means that there is no agent. An accepted one without a response means that the agent hangs.
+//! Packets that are dropped mean neither.
 
 use std::{
     io,
@@ -19,8 +20,8 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::standby_watch::QueryEnd;
 
-/// Port of the pod server. Reserved by Knative, so that no container of a Revision has it. In a pod that Rouse did not
-/// make, the pod's own processes go first.
+/// Port of the pod server. Knative reserves it, so that no container of a Revision has it. In a pod that Rouse did not
+/// make, a process of the pod may have it, and then there is no pod server.
 pub const POD_SERVER_PORT: u16 = 8022;
 /// Path of the query on the pod server.
 pub const PATH: &str = "/running";
@@ -29,13 +30,13 @@ pub const RUNNING: &str = "running\n";
 /// Body of the response for a pod that is frozen.
 pub const FROZEN: &str = "frozen\n";
 
-/// Timeout of a query's connection, and that of its response.
+/// Timeout of a query's connection, and again of its response.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Highest number of bytes of a response, as another program may listen at this port of the pod.
 const BODY_BYTES_MAX: usize = 1024;
 
-/// Asks the agent of the pod at this address if the pod runs. Calls `on_reached` once the connection is accepted. The end
-/// comes within two seconds.
+/// Asks the agent of the pod at this address if the pod runs. Calls `on_reached` once the connection is accepted.
+/// Returns within two seconds.
 pub async fn query_agent(pod: IpAddr, on_reached: impl FnOnce()) -> QueryEnd {
     query_agent_at(SocketAddr::new(pod, POD_SERVER_PORT), on_reached).await
 }
@@ -43,7 +44,7 @@ pub async fn query_agent(pod: IpAddr, on_reached: impl FnOnce()) -> QueryEnd {
 async fn query_agent_at(at: SocketAddr, on_reached: impl FnOnce()) -> QueryEnd {
     let stream = match timeout(QUERY_TIMEOUT, TcpStream::connect(at)).await {
         Ok(Ok(stream)) => stream,
-        // The pod's network is there, and no process listens.
+        // The pod's network is there, and no agent listens.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             return QueryEnd::NotRunning;
         }
@@ -56,6 +57,7 @@ async fn query_agent_at(at: SocketAddr, on_reached: impl FnOnce()) -> QueryEnd {
     }
 }
 
+/// Sends the query over an open connection. Returns true if the agent answers that the pod runs.
 async fn ask_agent(stream: TcpStream, at: SocketAddr) -> io::Result<bool> {
     // Zero linger resets the connection, so that it leaves no TIME_WAIT behind.
     stream.set_zero_linger()?;

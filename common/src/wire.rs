@@ -171,8 +171,8 @@ pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_label)
 }
 
-/// Returns true if `text` may be the name of a Secret, as the API server checks it: a DNS subdomain whose labels may be
-/// longer than 63 bytes.
+/// Returns true if `text` may be the name of a Secret. The API server accepts DNS subdomains whose labels may be longer
+/// than 63 bytes.
 pub fn is_secret_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(has_label_form)
 }
@@ -436,8 +436,8 @@ pub struct PodEntry {
     pub keeps_binds: bool,
     /// Standby order: the pod is frozen while nothing uses it; `None`: the pod runs. A draining pod has none.
     pub standby: Option<StandbyOrder>,
-    /// True if the kubelet restarts a container and does not end the pod. The API server has said so, asked after the
-    /// report with [`PodObservation::awaits_stop`]. False: not known. Of no effect on a draining pod.
+    /// True if the kubelet restarts a container and does not end the pod, as a stop check after the report with
+    /// [`PodObservation::awaits_stop`] has shown. False: not known. Of no effect on a draining pod.
     pub container_restarts: bool,
 }
 

@@ -12,24 +12,35 @@
 //! [reads](crate::load_balancing::ServiceReading) them again, and starts over.
 
 mod bound_connects;
+mod close_request;
 mod connection_activity;
+mod control;
 mod kernel_events;
+mod kernel_fields;
 pub mod maps;
+mod response_counters;
 mod udp_sockets;
 
 use core::mem::size_of;
 
 pub use self::{
     bound_connects::{BoundConnect, BoundConnectKey},
+    close_request::{
+        CLOSE_AT_POSITION, CLOSE_DONE, CLOSE_NOT_FOUND, CLOSE_NOT_REACHED, CLOSE_SKIPPED,
+        CloseRequest,
+    },
     connection_activity::ConnectionActivity,
+    control::*,
     kernel_events::{
         EVENT_GROWTH, EVENT_IDLE, EVENT_LISTEN, EVENT_LISTENER_CLOSED, EVENT_STANDBY_CONNECT,
         IdleEvent, KernelEvent,
     },
+    kernel_fields::{KERNEL_THREAD_FLAG, SOCK_HEAD_BYTES, SockFieldOffsets, SocketBit, TaskFlag},
+    response_counters::*,
     udp_sockets::{UdpFlowKey, UdpReplySource, UdpSocket},
 };
 
-/// Version of everything in this file, of [`crate::load_balancing`]'s packing and of the maps' meaning.
+/// Version of everything in this file and its folder, of [`crate::load_balancing`]'s packing and of the maps' meaning.
 pub const ABI_VERSION: u32 = 9;
 
 /// Mark in the object's read-only data, by which the agent knows the version of an object before it loads it.
@@ -66,16 +77,17 @@ pub const PODS_MAX: u32 = 1_024;
 pub const POD_PORTS_MAX: u32 = 4_096;
 /// Most pairs of namespace and port with a listener.
 pub const LISTEN_MAX: u32 = 16_384;
-/// Most entries in `LISTEN` of one namespace, so that none fills the map alone. The serving port is always entered as
-/// well, so 963 namespaces fit, or 722 if all of `POD_PORTS` is in use: its ports are always entered too. Further
+/// Most entries in `LISTEN` of one namespace, so that none fills the map alone. The serving port and the ports of
+/// `POD_PORTS` are always entered as well. So 963 namespaces fit, or 722 if all of `POD_PORTS` is in use. Further
 /// listeners of a pod are not needed.
 pub const LISTEN_PER_NAMESPACE: u32 = 16;
 /// Most namespaces whose entries in `LISTEN` are counted.
 pub const LISTENERS_MAX: u32 = 4_096;
-/// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its row taken.
+/// Rows for client sockets by default, a power of two: 576 KiB. With 1 000 open sockets, one connect in eight finds its
+/// row taken.
 pub const CLIENTS_MAX: u32 = 8_192;
-/// Most copies of records in socket storage. Connections to endpoints beyond them stay open when their endpoint leaves.
-/// Of those to Rouse's pods, only scans of all clients find the ones beyond them.
+/// Most copies of records in socket storage. Beyond them, connections to endpoints stay open when their endpoint leaves,
+/// and only scans of all clients find connections to Rouse's pods.
 pub const OVERFLOW_COPIES_MAX: u32 = 16_384;
 /// Most connections from chosen local ports that are remembered, on up to 16 CPUs. Of those beyond them the kernel
 /// refuses a second one to the same backend. The agent sets 256 for each CPU if that is more, as for [`PROBES_MAX`].
@@ -121,49 +133,6 @@ pub const SELF_TEST_FRONTENDS: u32 = 2;
 pub const IPPROTO_TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub const IPPROTO_UDP: u8 = 17;
-
-/// Index in `CONTROL`: events that found the ring full.
-pub const CONTROL_DROPPED: u32 = 0;
-/// Index in `CONTROL`: connects to a frontend of mode `SelfTest`.
-pub const CONTROL_SELF_TEST: u32 = 1;
-/// Index in `CONTROL`: redirected connects without a [`ConnectRecord`]: memory was short, or they are subflows of
-/// Multipath TCP.
-pub const CONTROL_UNTRACKED: u32 = 2;
-/// Index in `CONTROL`: connects sent to the activator because no local pick was listening.
-pub const CONTROL_FALLBACK: u32 = 3;
-/// Index in `CONTROL`: listeners that found `LISTEN` full.
-pub const CONTROL_LISTEN_FULL: u32 = 4;
-/// Index in `CONTROL`: connects that got no response within TCP's first retransmission timeout.
-pub const CONTROL_UNANSWERED: u32 = 5;
-/// Index in `CONTROL`: listeners beyond the [`LISTEN_PER_NAMESPACE`] ports of their namespace.
-pub const CONTROL_LISTEN_OVER_QUOTA: u32 = 6;
-/// Index in `CONTROL`: datagrams to a frontend of mode `SelfTest`.
-pub const CONTROL_SELF_TEST_DATAGRAMS: u32 = 7;
-/// Index in `CONTROL`: client sockets that use `OVERFLOW`. Every socket that closes reads it, so it shares no cache
-/// line with the counters above.
-pub const CONTROL_OVERFLOW: u32 = 8;
-/// Index in `CONTROL`: number of entries that `MESHED_NETNS` should have; without any, no look-up takes place. The
-/// agent writes it. It shares the line of the word above, which also changes rarely.
-pub const CONTROL_MESHED_NETNS: u32 = 9;
-/// Index in `CONTROL`: 1 once a socket with a chosen local port has connected to a service. Without any, no look-up
-/// takes place.
-pub const CONTROL_BOUND_CONNECTS: u32 = 10;
-/// Index in `CONTROL`: 1 while connects and datagrams of kernel threads go on unchanged. The agent writes it.
-pub const CONTROL_KERNEL_THREADS_LEFT: u32 = 11;
-/// Index in `CONTROL`: 1 while each connection from the kubelet's cgroup is marked in `PROBES`. The agent writes it.
-pub const CONTROL_KUBELET_MARKED: u32 = 12;
-/// Index in `CONTROL`: time until which the agent promises to thaw its frozen pods, CLOCK_MONOTONIC ns; 0: without end.
-/// After it, connects pass over the pods of this node with [`POD_STANDBY`]. The agent writes it.
-pub const CONTROL_THAWS_UNTIL: u32 = 13;
-/// Index in `CONTROL`: redirected connects of TCP of which user space can read no record, for want of memory: there is
-/// none, or it is in socket storage and has no copy. Subflows of Multipath TCP are not among them. It changes rarely, so
-/// it shares the line of the words above.
-pub const CONTROL_UNLISTED: u32 = 14;
-/// Index in `CONTROL`: number of entries in `UDP_SOCKETS`. It changes with each connect of a resolver, so it shares
-/// no cache line with the word above.
-pub const CONTROL_UDP_SOCKETS: u32 = 16;
-/// Number of words in `CONTROL`.
-pub const CONTROL_WORDS: u32 = 24;
 
 /// Address and port that clients connect to: key of `FRONTENDS`.
 #[repr(C)]
@@ -299,8 +268,8 @@ const _: () = assert!(size_of::<PodValue>() == 8);
 
 /// Flag of [`PodValue`]: a bind of the serving port to loopback is widened to any address.
 pub const POD_WIDEN_BIND: u16 = 1;
-/// Flag of [`PodValue`], which no agent sets: the eBPF programs did not see a reachable listener on the serving port
-/// open, so that it is not in `LISTEN`. For such a pod the agent writes netns cookie 0 into [`BackendValue`] instead.
+/// Flag of [`PodValue`]: a reachable listener on the serving port is not in `LISTEN`, because the eBPF programs did not
+/// see it open. No agent sets it: for such a pod, it writes netns cookie 0 into [`BackendValue`] instead.
 pub const POD_LISTENER_FOUND: u16 = 4;
 /// Flag of [`PodValue`]: further ports of the pod count, which are in `POD_PORTS`.
 pub const POD_HAS_PORTS: u16 = 8;
@@ -322,8 +291,8 @@ pub struct PodPortValue {
 }
 const _: () = assert!(size_of::<PodPortValue>() == 4);
 
-/// Flag of [`PodPortValue`]: the port is opaque. Each of its connections is one request, whatever bytes it carries: in
-/// flight from the accept to the close, with a status that is not seen.
+/// Flag of [`PodPortValue`]: the port is opaque. Each of its connections is one request, whatever bytes it carries. The
+/// request is in flight from the accept to the close, and its status is not seen.
 ///
 /// While connections of the kubelet are not [marked](CONTROL_KUBELET_MARKED), one from the node itself that brings no
 /// byte may be a probe. It counts in [`PodState::awaiting_first_request`], and its request begins with its first byte.
@@ -381,68 +350,6 @@ pub struct PodCounters {
 }
 const _: () = assert!(size_of::<PodCounters>() == 64);
 
-/// Number of counted response classes: 1xx to 5xx.
-pub const STATUS_CLASSES: usize = 5;
-/// Upper bounds of the latency buckets in µs; one more bucket holds everything above.
-///
-/// They are the bounds of `kn.serving.invocation.duration` (knative/serving `pkg/queue/request_metric.go` at 98e5ef9),
-/// with three finer ones below and two coarser ones above.
-pub const LATENCY_BOUNDS_US: [u64; 19] = [
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    75_000,
-    100_000,
-    250_000,
-    500_000,
-    750_000,
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    7_500_000,
-    10_000_000,
-    60_000_000,
-    300_000_000,
-];
-/// Number of latency buckets, including the unbounded one.
-pub const LATENCY_BUCKETS: usize = LATENCY_BOUNDS_US.len() + 1;
-
-/// Response totals of one pod on one CPU: value of `RESPONSES`. Each word is a plain total by itself.
-///
-/// Every request that has ended is either aborted or in one bucket of `latency`. One in a bucket is also in one of
-/// `status` or in `unknown_status`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResponseCounters {
-    /// Responses by status class, 1xx first (101 of upgraded connections).
-    pub status: [u64; STATUS_CLASSES],
-    /// Responses whose status cannot be seen: HTTP/2 references to an earlier status, opaque estimates, and connections
-    /// of opaque ports, which end with their request.
-    pub unknown_status: u64,
-    /// Visible gRPC calls that ended with status OK.
-    pub grpc_ok: u64,
-    /// Visible gRPC calls that ended with another status.
-    pub grpc_failed: u64,
-    /// Requests that ended without a whole response: the connection closed, or the stream was reset.
-    pub aborted: u64,
-    /// Payload bytes received from clients.
-    pub received: u64,
-    /// Payload bytes sent to clients.
-    pub sent: u64,
-    /// Sum of the times in `latency`, ns.
-    pub latency_sum_ns: u64,
-    /// Responses by time from the request to the end of the response, each bucket by itself.
-    pub latency: [u64; LATENCY_BUCKETS],
-}
-const _: () = assert!(size_of::<ResponseCounters>() == 8 * RESPONSE_WORDS);
-
-/// Number of words in [`ResponseCounters`].
-pub const RESPONSE_WORDS: usize = 12 + LATENCY_BUCKETS;
-
 impl ResponseCounters {
     /// Returns the row as words, in the order of the fields.
     pub const fn words(self) -> [u64; RESPONSE_WORDS] {
@@ -461,7 +368,7 @@ impl ResponseCounters {
 ///
 /// Allocating socket storage costs a connect 1 µs, a row of an array nearly nothing. A socket's row is its cookie
 /// modulo the number of rows; while another socket has that row, it uses storage. Rows are freed when the socket closes
-/// (sock_release). The kernel does not report that for its own sockets, such as those of a mount: their rows stay
+/// (sock_release). The kernel does not report that for its own sockets, such as those of a mount. Their rows stay
 /// taken, and at worst all sockets use storage.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -688,89 +595,6 @@ pub struct BufferedSegment {
     pub bytes: [u8; SEGMENT_PART_BYTES + crate::h1::REQUEST_BYTES],
 }
 const _: () = assert!(size_of::<BufferedSegment>() == 8 + 4_096 + 768);
-
-/// Client connection to close if it still matches these numbers: value of `ENDING`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CloseRequest {
-    /// Client's bytes that the other end had acknowledged (`tcpi_bytes_acked`). With [`CLOSE_AT_POSITION`], the sequence
-    /// number of the client's next byte.
-    pub bytes_acked: u64,
-    /// Bytes that had come from the other end (`tcpi_bytes_received`). With [`CLOSE_AT_POSITION`], the sequence number of
-    /// the other end's next byte.
-    pub bytes_received: u64,
-    /// Result: one of `CLOSE_*`, written by the eBPF programs.
-    pub result: u64,
-}
-const _: () = assert!(size_of::<CloseRequest>() == 24);
-
-/// Result: the walk has not found the connection, which has closed by itself.
-pub const CLOSE_NOT_FOUND: u64 = 0;
-/// Result: the eBPF program has closed the connection.
-pub const CLOSE_DONE: u64 = 1;
-/// Result: the connection stays open, since it is in use or has been used since.
-pub const CLOSE_SKIPPED: u64 = 2;
-/// Initial value instead of [`CLOSE_NOT_FOUND`]: close the connection if it stands at these two sequence numbers.
-/// Programs that do not know the value close nothing.
-pub const CLOSE_AT_POSITION: u64 = 3;
-/// Result: the connection has not come to its position yet. Its last bytes are under way or unread.
-pub const CLOSE_NOT_REACHED: u64 = 4;
-
-/// Offsets of fields in the kernel's sockets, in bytes from the socket's begin. Kernels differ; the agent reads them
-/// from the running kernel's BTF.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SockFieldOffsets {
-    /// Offset of the TCP state (`u8`).
-    pub state: u16,
-    /// Offset of the length of the backlog: segments that came while the socket was locked (`i32`).
-    pub backlog: u16,
-    /// Offset of the sequence number behind the last byte that the application wrote (`u32`).
-    pub write_seq: u16,
-    /// Offset of the first sequence number that is not acknowledged (`u32`).
-    pub snd_una: u16,
-    /// Offset of the sequence number that is expected next (`u32`).
-    pub rcv_nxt: u16,
-    /// Offset of the first sequence number that the application has not read (`u32`).
-    pub copied_seq: u16,
-    /// Offset of the sequence number of the last segment that acknowledged or carried anything (`u32`).
-    pub snd_wl1: u16,
-    /// Offset of the number of bytes acknowledged (`u64`).
-    pub bytes_acked: u16,
-    /// Offset of the number of bytes received (`u64`).
-    pub bytes_received: u16,
-}
-const _: () = assert!(size_of::<SockFieldOffsets>() == 18);
-
-/// Bytes from a socket's begin that hold all the fields that the programs read there.
-pub const SOCK_HEAD_BYTES: usize = 32;
-
-/// Position of a single bit among the first bytes of a socket.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SocketBit {
-    /// Index of the byte, below [`SOCK_HEAD_BYTES`].
-    pub byte_index: u8,
-    /// Mask of the bit in that byte; 0: there is none.
-    pub mask: u8,
-}
-const _: () = assert!(size_of::<SocketBit>() == 2);
-
-/// Flag of a task, and the place of its flags.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TaskFlag {
-    /// Mask of the flag; 0: it is not known.
-    pub mask: u32,
-    /// Offset of the flags (`u32`) from the begin of the kernel's `task_struct`, in bytes.
-    pub offset: u16,
-    /// Padding that is always zero.
-    pub reserved: u16,
-}
-const _: () = assert!(size_of::<TaskFlag>() == 8);
-
-/// Flag of kernel threads among a task's flags (`PF_KTHREAD`).
-pub const KERNEL_THREAD_FLAG: u32 = 0x0020_0000;
 
 /// Number of a helper that no kernel has. Before the agent loads the object, it replaces it with a call of the kernel's
 /// function `bpf_sock_destroy` (6.5), whose number differs between kernels.

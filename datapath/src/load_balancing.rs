@@ -28,7 +28,7 @@ pub enum RoutingMode {
     PickBackend = 1,
     /// Picks from the list of activators, at the service's own port there.
     Activator = 2,
-    /// Refuses the connect with ECONNREFUSED.
+    /// Refuses the connect: with ECONNREFUSED, or with EPERM where the kernel leaves no other choice.
     Refuse = 3,
     /// Counts the connect and refuses it: a proof that the programs are in force.
     SelfTest = 4,
@@ -241,6 +241,14 @@ pub const fn should_raise_growth_event(threshold: u64, in_flight: u64) -> bool {
 #[inline(always)]
 pub const fn is_ipv4_mapped(words: &[u32; 4]) -> bool {
     words[0] == 0 && words[1] == 0 && words[2] == IPV4_MAPPED_WORD
+}
+
+/// Returns the unspecified address of the family of an address, in memory order: `::`, or `::ffff:0.0.0.0` for a mapped
+/// one. A connect to it leads to the client's own host.
+#[inline(always)]
+pub const fn unspecified_address(words: &[u32; 4]) -> [u32; 4] {
+    let third = if is_ipv4_mapped(words) { IPV4_MAPPED_WORD } else { 0 };
+    [0, 0, third, 0]
 }
 
 /// Third word of an IPv4-mapped address, in memory order.
@@ -505,18 +513,35 @@ mod tests {
         assert!(!should_raise_growth_event(11, u64::MAX), "a gauge below zero counts as zero");
     }
 
+    /// Returns the words of an IPv6 address, in memory order.
+    fn words_of(address: core::net::Ipv6Addr) -> [u32; 4] {
+        let octets = address.octets();
+        [0, 1, 2, 3].map(|at| {
+            u32::from_ne_bytes([
+                octets[at * 4],
+                octets[at * 4 + 1],
+                octets[at * 4 + 2],
+                octets[at * 4 + 3],
+            ])
+        })
+    }
+
     #[test]
     fn mapped_addresses_are_known_by_their_words() {
-        let mapped = core::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
-        let words = [0, 1, 2, 3].map(|at| {
-            u32::from_ne_bytes([
-                mapped[at * 4],
-                mapped[at * 4 + 1],
-                mapped[at * 4 + 2],
-                mapped[at * 4 + 3],
-            ])
-        });
-        assert!(is_ipv4_mapped(&words));
+        let mapped = core::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
+        assert!(is_ipv4_mapped(&words_of(mapped)));
         assert!(!is_ipv4_mapped(&[0, 0, 0, 1]));
+    }
+
+    #[test]
+    fn the_unspecified_address_is_of_the_family_of_the_address() {
+        use core::net::{Ipv4Addr, Ipv6Addr};
+        let mapped = |it: Ipv4Addr| words_of(it.to_ipv6_mapped());
+        let ipv6 = Ipv6Addr::new(0xFD96, 0, 0, 0, 0, 0, 0, 1);
+        assert_eq!(
+            unspecified_address(&mapped(Ipv4Addr::new(10, 96, 0, 1))),
+            mapped(Ipv4Addr::UNSPECIFIED)
+        );
+        assert_eq!(unspecified_address(&words_of(ipv6)), words_of(Ipv6Addr::UNSPECIFIED));
     }
 }

@@ -22,7 +22,8 @@ pub(crate) fn set_window_len<const WORDS: usize>(window: &mut [u64; WORDS], len:
     unsafe { ptr::write_volatile(word.cast(), len) };
 }
 
-/// Returns the number of bytes in a window, which must be part of a map: the verifier then knows nothing of the number.
+/// Returns the number of bytes in a window, which must be part of a map. The verifier then knows no bounds of the
+/// number.
 ///
 /// In a register or on the stack, a number keeps the bounds that each path has given it, and the verifier follows each
 /// path to the end. Where the number is read from a map at each use, the paths merge.

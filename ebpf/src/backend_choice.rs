@@ -42,8 +42,8 @@ pub enum NoRewriteReason {
     Changed,
 }
 
-/// Backend for a connect, as a copy: the backend's row may be used for another one once it has been out of all lists
-/// for the quarantine.
+/// Backend for a connect, as a copy. The backend's row may be another backend's once it has been out of all lists for
+/// the quarantine.
 ///
 /// It is not a pointer, because the verifier would follow the pointer through all code in between.
 pub struct ChosenBackend {
@@ -111,8 +111,7 @@ pub fn choose_backend(
 /// The kernel reports no close of its own sockets, so a redirected one would count as open forever.
 #[inline(always)]
 pub fn is_left_kernel_thread() -> bool {
-    // SAFETY: a live static; volatile because the agent overwrites it before loading.
-    let flag = unsafe { ptr::read_volatile(&KERNEL_THREAD) };
+    let flag = kernel_thread_flag();
     // Where the helpers below are missing, the mask is 0, and the verifier drops the calls.
     if flag.mask == 0 {
         return false;
@@ -122,13 +121,39 @@ pub fn is_left_kernel_thread() -> bool {
     if unsafe { ptr::read_volatile(is_left) } == 0 {
         return false;
     }
+    task_flags(flag).is_some_and(|flags| flags & flag.mask != 0)
+}
+
+/// Returns 0 if a program of user space makes the call; 1 if a kernel thread does, or if that is unknown. Separate, like
+/// [`pick_pod`]: it is rare, and takes no space on the stack of each connect.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn may_be_kernel_thread() -> u32 {
+    let flag = kernel_thread_flag();
+    // Where the helpers below are missing, the mask is 0, and the verifier drops the calls.
+    if flag.mask == 0 {
+        return 1;
+    }
+    u32::from(task_flags(flag).is_none_or(|flags| flags & flag.mask != 0))
+}
+
+/// Returns the flag of kernel threads; its mask is 0 if they are not recognized.
+#[inline(always)]
+fn kernel_thread_flag() -> TaskFlag {
+    // SAFETY: a live static; volatile because the agent overwrites it before loading.
+    unsafe { ptr::read_volatile(&KERNEL_THREAD) }
+}
+
+/// Returns the flags of the calling task, at the place that `flag` names; `None` if they cannot be read.
+#[inline(always)]
+fn task_flags(flag: TaskFlag) -> Option<u32> {
     let mut flags = 0u32;
     // SAFETY: the helper has no arguments. The other one writes the four bytes of `flags`, whatever it reads.
     let error = unsafe {
         let task = bpf_get_current_task() + u64::from(flag.offset);
         bpf_probe_read_kernel((&raw mut flags).cast(), 4, task as *const c_void)
     };
-    error == 0 && flags & flag.mask != 0
+    if error == 0 { Some(flags) } else { None }
 }
 
 /// Returns true if a mesh's proxy redirects the connections of the caller's network namespace. The proxy must see the
@@ -153,6 +178,7 @@ fn try_choose_backend(
     match SvcState::unpack(state).mode {
         RoutingMode::PickBackend => {
             let backend = pick_pod(state);
+            // No picked pod can take a connection now. An activator holds the request until one can.
             if backend == NO_BACKEND {
                 increment_control(abi::CONTROL_FALLBACK);
                 return choose_activator(key, read);
@@ -164,6 +190,7 @@ fn try_choose_backend(
         RoutingMode::PickRandom => choose_random(ctx, key, read),
         RoutingMode::Activator => choose_activator(key, read),
         RoutingMode::Pass => Err(NoRewriteReason::Pass),
+        // A refusal shows at the client, so one by words that have changed since would be an error.
         RoutingMode::Refuse => verify_unchanged(key, read).and(Err(NoRewriteReason::Refuse)),
         RoutingMode::SelfTest => {
             verify_unchanged(key, read)?;
@@ -268,8 +295,8 @@ pub fn verify_unchanged(key: &FrontendKey, before: ServiceReading) -> Result<(),
 
 /// Returns the service id of a frontend.
 ///
-/// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address;
-/// reading it [again](verify_unchanged) shows that.
+/// A removed entry's memory is used again at once (since 6.1), so the service id may be that of another address. The
+/// check for [changes](verify_unchanged) finds that.
 #[inline(always)]
 pub fn service_id_of(key: &FrontendKey) -> Option<u32> {
     // SAFETY: a word of a hash's memory, which is not freed for other uses before this program has ended.
@@ -318,8 +345,8 @@ extern "C" fn pick_activator(state: u64) -> u32 {
     pick_two(&list).map_or(NO_BACKEND, |(better, _)| better.backend)
 }
 
-/// Picks a random backend of a list, in up to [`MAX_PICKS`] picks while the picked one was left unanswered a short time
-/// ago; [`NO_BACKEND`] if there is none. Separate, like [`pick_pod`].
+/// Picks a random backend of a list; [`NO_BACKEND`] if there is none. Picks again, in all up to [`MAX_PICKS`] times, if
+/// the picked one left a connect unanswered lately. Separate, like [`pick_pod`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn pick_random(state: u64) -> u32 {
@@ -475,8 +502,8 @@ fn is_recently_unanswered(pick: &BackendPick) -> bool {
         && load_balancing::elapsed_ns(monotonic_ns(), unanswered_ns) < abi::AVOID_UNANSWERED_NS
 }
 
-/// Returns true if a pod of this node has a listener, and is not left frozen. Without a cookie (see `BackendValue`) the
-/// RouteTable is trusted.
+/// Returns true if a pod of this node has a listener, and is not left frozen. For a backend without a netns cookie (see
+/// `BackendValue`) the RouteTable is trusted.
 #[inline(always)]
 fn is_listening(pick: &BackendPick) -> bool {
     // SAFETY: a live map value; single words, any value of which is checked below.
@@ -494,8 +521,8 @@ fn is_listening(pick: &BackendPick) -> bool {
     unsafe { PODS.get(cookie) }.is_some_and(|pod| pod.flags & abi::POD_LISTENER_FOUND != 0)
 }
 
-/// Returns 1 if a pod of this node is frozen, or about to be, and no agent promises to thaw it any more; else 0. Separate,
-/// like [`pick_pod`].
+/// Returns 1 if a pod of this node is left frozen, else 0. Such a pod is frozen or about to be, and no agent promises
+/// to thaw it any more. Separate, like [`pick_pod`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn is_left_frozen(cookie: u64) -> u32 {

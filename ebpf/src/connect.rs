@@ -18,7 +18,8 @@ use crate::{
     },
     bound_connects,
     connect_records::{self, find_record, handle_disconnect, is_in_force, record_tcp_connect},
-    sock_addr::{ALLOW, BpfSockAddr, address_words, refuse_call},
+    refusal::{deny_call, refusing_address},
+    sock_addr::{ALLOW, BpfSockAddr, address_words},
     udp,
 };
 
@@ -39,10 +40,18 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            handle_unchanged_connect(ctx);
+            forget_earlier_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse_call(),
+        Err(NoRewriteReason::Refuse) => match refusing_address(ctx, key) {
+            Some(address) => {
+                forget_earlier_connect(ctx);
+                ctx.set_ipv4(&address);
+                ctx.set_port_be(0);
+                ALLOW
+            }
+            None => deny_call(),
+        },
     }
 }
 
@@ -61,10 +70,18 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
-            handle_unchanged_connect(ctx);
+            forget_earlier_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse_call(),
+        Err(NoRewriteReason::Refuse) => match refusing_address(ctx, key) {
+            Some(address) => {
+                forget_earlier_connect(ctx);
+                ctx.set_ipv6(&address);
+                ctx.set_port_be(0);
+                ALLOW
+            }
+            None => deny_call(),
+        },
     }
 }
 
@@ -117,12 +134,12 @@ fn record_for_peer(ctx: BpfSockAddr, peer: [u32; 4]) -> Option<&'static mut Conn
     (is_backend && is_in_force(client)).then_some(client)
 }
 
-/// Records a connect that is to be rewritten. Returns false if it must go on unchanged: a kernel thread makes it, there
-/// is no memory for the record of a UDP socket, or another connection has the local port and backend.
+/// Records a connect that is to be rewritten. Returns false if it must go on unchanged. That is so for one of a kernel
+/// thread, without memory for the record of a UDP socket, and if another connection has the local port and backend.
 #[inline(always)]
 fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -> bool {
     if is_left_kernel_thread() {
-        handle_unchanged_connect(ctx);
+        forget_earlier_connect(ctx);
         return false;
     }
     if key.protocol == abi::IPPROTO_UDP {
@@ -136,11 +153,11 @@ fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -
     true
 }
 
-/// Handles a connect that goes on unchanged: its address is no frontend or has mode `Pass`, or there is doubt.
+/// Forgets the earlier connect of a socket whose present one leads to no backend: it goes on unchanged, or is refused.
 ///
-/// A recorded earlier connect of the socket has failed or was disconnected.
+/// The earlier one has failed or was disconnected, or the socket is one of UDP.
 #[inline(always)]
-fn handle_unchanged_connect(ctx: BpfSockAddr) {
+fn forget_earlier_connect(ctx: BpfSockAddr) {
     if ctx.is_udp() {
         return udp::forget_connect(ctx);
     }

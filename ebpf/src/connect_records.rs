@@ -37,6 +37,7 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
         }
         None => match claim_record(cookie).or_else(|| create_overflow_record(socket)) {
             Some(client) => client,
+            // No memory. The connect works, and the agent scans all clients in place of the recorded ones.
             None => {
                 increment_control(abi::CONTROL_UNLISTED);
                 return increment_control(abi::CONTROL_UNTRACKED);
@@ -62,7 +63,7 @@ pub fn record_tcp_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBa
     }
 }
 
-/// Returns the namespace of a socket that is led to this backend, as its record has it.
+/// Returns the network namespace for the record of a socket that is led to this backend.
 #[inline(always)]
 fn recorded_namespace(ctx: BpfSockAddr, target: &ChosenBackend) -> u64 {
     match target.netns_cookie {
@@ -71,15 +72,15 @@ fn recorded_namespace(ctx: BpfSockAddr, target: &ChosenBackend) -> u64 {
     }
 }
 
-/// Reports a connect to a pod of another node that may be frozen, if the agent has asked for the next one: it checks that
-/// the pod's own agent has thawed it.
+/// Sends the event of a standby connect if the agent has armed the backend, which is a pod of another node that may be
+/// frozen. The agent then checks that the pod's own agent has thawed it.
 #[inline(always)]
 fn report_standby_connect(row: *mut BackendValue, backend: u32) {
     // SAFETY: a live map value; a single word. Volatile, as user space writes it.
     if unsafe { ptr::read_volatile(&raw const (*row).connect_event) } == 0 {
         return;
     }
-    // Of two connects on two CPUs both may send an event, which is harmless.
+    // Of two connects on two CPUs both may send an event, which is harmless: the agent checks the pod once.
     // SAFETY: a live map value; a single word.
     unsafe { ptr::write_volatile(&raw mut (*row).connect_event, 0) };
     send_standby_connect(backend);
@@ -248,7 +249,7 @@ fn create_overflow_record(socket: *mut c_void) -> Option<&'static mut ConnectRec
     Some(client)
 }
 
-/// Copies the record in a socket's storage for user space.
+/// Copies the record in a socket's storage to a map that user space can read.
 ///
 /// A present copy is replaced, so that user space reads no mixture of two.
 #[inline(always)]

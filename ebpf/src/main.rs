@@ -27,6 +27,7 @@ mod connect_records;
 mod count;
 mod maps;
 mod packet;
+mod refusal;
 mod sk_lookup;
 mod sock_addr;
 mod sock_ops;

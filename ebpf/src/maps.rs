@@ -269,7 +269,7 @@ pub fn monotonic_ns() -> u64 {
 /// Flag of `bpf_ringbuf_query` (5.8): number of bytes that the reader has not taken.
 const UNREAD_BYTES: u64 = 0;
 
-/// Sends an event of an idle connection, but never into the second half of the ring: busy clients of a draining pod
+/// Sends an event of an idle connection, but never into the second half of the ring. Busy clients of a draining pod
 /// must not push out events of listeners. The client's next pause sends another one.
 #[inline(always)]
 pub fn send_idle_event(event: &abi::IdleEvent) {

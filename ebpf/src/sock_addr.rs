@@ -7,9 +7,7 @@ use core::{ffi::c_void, mem::transmute, ptr};
 
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},
-    helpers::generated::{
-        bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_set_retval, bpf_skc_to_mptcp_sock,
-    },
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie, bpf_skc_to_mptcp_sock},
 };
 use datapath::{abi, load_balancing};
 
@@ -23,12 +21,6 @@ const UDP: u32 = abi::IPPROTO_UDP as u32;
 const MPTCP: u32 = 262;
 /// State of a connected socket, also of UDP.
 const ESTABLISHED: u32 = 1;
-const ECONNREFUSED: i32 = 111;
-
-/// Flag: 1 if `bpf_set_retval` exists (5.18); without it a refusal is EPERM. Set by the agent before loading. A kernel
-/// that has it for connects has it for sendmsg.
-#[unsafe(no_mangle)]
-static HAVE_SET_RETVAL: u8 = 0;
 
 /// Flag: 1 if `bpf_skc_to_mptcp_sock` exists (5.19). Set by the agent before loading.
 #[unsafe(no_mangle)]
@@ -163,6 +155,13 @@ impl BpfSockAddr {
         read!(socket, src_port) as u16
     }
 
+    /// Returns true if the socket is bound to a device, so that it sends by that device only.
+    #[inline(always)]
+    pub fn is_bound_to_device(self) -> bool {
+        let socket = self.socket().cast::<bpf_sock>();
+        read!(socket, bound_dev_if) != 0
+    }
+
     /// Returns the socket of the call.
     #[inline(always)]
     pub fn socket(self) -> *mut c_void {
@@ -192,17 +191,6 @@ impl BpfSockAddr {
         // SAFETY: the helper takes the context as it is.
         unsafe { bpf_get_netns_cookie(self.0.cast()) }
     }
-}
-
-/// Makes the call fail with ECONNREFUSED, or with EPERM on kernels before 5.18.
-#[inline(always)]
-pub fn refuse_call() -> i32 {
-    // SAFETY: a live static; volatile because the agent overwrites it before loading.
-    if unsafe { ptr::read_volatile(&HAVE_SET_RETVAL) } != 0 {
-        // SAFETY: takes a number. Where it is missing, the constant above is 0 and the verifier drops this branch.
-        unsafe { bpf_set_retval(-ECONNREFUSED) };
-    }
-    DENY
 }
 
 /// Converts address words to the bytes of a map key or value.

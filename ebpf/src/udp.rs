@@ -21,7 +21,8 @@ use crate::{
         CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
         increment_control,
     },
-    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words, refuse_call},
+    refusal::deny_call,
+    sock_addr::{ALLOW, BpfSockAddr, address_bytes, address_words},
 };
 
 /// Rewrites the destination of a datagram over IPv4. It may come from an IPv6 socket that names a mapped address.
@@ -108,7 +109,7 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => refuse_call(),
+        Err(NoRewriteReason::Refuse) => deny_call(),
     }
 }
 
@@ -138,8 +139,9 @@ extern "C" fn forget_reply(cookie: u64, low: u64, high: u64, port_be: u32) -> u3
     0
 }
 
-/// Leads a datagram of a connected socket to its peer: unchanged if it names the peer, to the socket's backend if it
-/// names the address that the socket asked for. Returns false if it names another address, or if there is no peer.
+/// Leads a datagram of a connected socket to its peer. One that names the peer stays unchanged. One that names the
+/// address that the socket asked for goes to the socket's backend. Returns false for another address, or if there is no
+/// peer.
 ///
 /// A connected socket receives from its peer only, whatever address its datagrams name. The peer may be a service that
 /// this node did not serve at the connect. An IPv6 socket with an IPv4 peer names it in each of its datagrams.

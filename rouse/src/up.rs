@@ -83,6 +83,10 @@ pub(crate) struct NodeUpArgs {
     /// Ciphers that the gateway accepts with TLS, by their IANA names; all that it supports if there are none
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',', value_parser = TlsCipher::parse)]
     tls_ciphers: Vec<TlsCipher>,
+    /// Refuse clients of TLS that name no host, or one without a certificate, instead of presenting the default
+    /// certificate
+    #[arg(long)]
+    tls_strict_sni: bool,
     /// Strict-Transport-Security of responses over TLS, where the pod sends none: "max-age=31536000; includeSubDomains"
     #[arg(long, value_name = "POLICY", value_parser = HstsPolicy::parse)]
     hsts: Option<HstsPolicy>,
@@ -441,6 +445,7 @@ impl RunningComponents {
             https_port,
             tls_min_version: args.tls_min_version,
             tls_ciphers: args.tls_ciphers.clone(),
+            tls_strict_sni: args.tls_strict_sni,
             hsts: args.hsts.clone(),
             trusted_proxies: args.trusted_proxies.clone(),
             proxy_protocol: args.proxy_protocol,

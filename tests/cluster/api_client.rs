@@ -4,10 +4,11 @@ use serde_json::Value;
 use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster, SYSTEM_NAMESPACE, service_manifest};
 use tests::test_cluster::TestCluster;
 
-/// A word for each kind that tests read.
+/// A word for each kind that tests read, of those that every cluster with Rouse has.
 const KINDS: &str = "cm,events,pod,quota,secrets,svc,ns,no,ds,deployment,rs,sts,hpa,lease,endpointslices,\
                      mutatingwebhookconfiguration,crd,ksvc,configuration,revisions,route,domainmapping,pa,\
-                     metrics.autoscaling.internal.knative.dev,sks,images.caching.internal.knative.dev";
+                     metrics.autoscaling.internal.knative.dev,sks,kingress,kcert,\
+                     images.caching.internal.knative.dev";
 
 /// Asserts that both read the same. Objects change, so kubectl reads between two equal reads.
 fn assert_same_as_kubectl(cluster: &TestCluster, args: &[&str]) -> Value {

@@ -97,10 +97,23 @@ impl Drop for TlsDomain<'_> {
 }
 
 /// Waits until a handshake with these arguments gets this certificate.
-fn wait_served(rouse: &RouseCluster, clients: &TlsClients, args: &[&str], certificate: &str) {
+pub(super) fn wait_served(
+    rouse: &RouseCluster,
+    clients: &TlsClients,
+    args: &[&str],
+    certificate: &str,
+) {
     rouse.cluster.wait(&format!("the certificate at a handshake with {args:?}"), || {
         let served = first_certificate(&clients.s_client(args));
         (served.as_deref() == Some(certificate)).then_some(())
+    });
+}
+
+/// Waits until a handshake with these arguments ends with the alert `unrecognized_name` (RFC 6066 §3): there is no
+/// certificate for the host, and no default.
+pub(super) fn wait_unserved(rouse: &RouseCluster, clients: &TlsClients, args: &[&str]) {
+    rouse.cluster.wait(&format!("alert 112 at a handshake with {args:?}"), || {
+        clients.s_client(args).contains("alert number 112").then_some(())
     });
 }
 
@@ -303,12 +316,7 @@ fn a_certificate_of_the_installation_serves_routes_and_clients_without_a_name() 
     let clients = rouse.tls_clients(files.authority());
     let service = service_manifest("hello", "", HELLO_CONTAINER);
     rouse.apply_until_ready(&namespace.name, &service);
-    // Alert `unrecognized_name` (RFC 6066 §3): there is no certificate for the host, and no default.
-    let wait_refused = |args: &[&str]| {
-        rouse.cluster.wait(&format!("alert 112 at a handshake with {args:?}"), || {
-            clients.s_client(args).contains("alert number 112").then_some(())
-        });
-    };
+    let wait_refused = |args: &[&str]| wait_unserved(&rouse, &clients, args);
     let (named, unnamed) = (["-servername", host.as_str()], ["-noservername"]);
     wait_refused(&named);
     wait_refused(&unnamed);

@@ -1,8 +1,8 @@
 //! Shell: the agent as a process, between a fake controller and autoscaler that only receive, with a real pod.
 //!
-//! Every test has a pod of its own. Most have a node of their own too, with network namespaces (one for the node, one
-//! for the pod), cgroup and bpf filesystem; the others share one, with its agent. Agent and pod are this program again,
-//! in a role that the environment names.
+//! Every test has a pod of its own. Most have a node of their own too, with cgroup, bpf filesystem, and network
+//! namespaces for node and pod. The others share one node, with its agent. Agent and pod are this program again, in a
+//! role that the environment names.
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -51,8 +51,8 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 const ROLE_INPUT_VARIABLE: &str = "ROUSE_TEST_SENDS";
 /// Timeout of the revision's requests, unless a test sets another one.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
-/// Timeout of one attempt of the agent's probe. With Kubernetes' default of one second, a pod on a busy machine would
-/// not be ready at times, and for another reason than a test expects.
+/// Timeout of one attempt of the agent's probe. With Kubernetes' default of one second, a pod would not be ready at
+/// times on a busy machine, which no test expects.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Address and port on which the pod serves.
 const POD_ADDRESS: &str = "10.77.0.2:8080";
@@ -113,6 +113,7 @@ impl AgentFixture {
     }
 
     fn with_pods_cgroup(test: &str, pods_cgroup: &'static str) -> Self {
+        // A test that was killed leaves its namespaces and cgroups, which would be taken for those of this one.
         remove_leftovers();
         let name = format!("{PREFIX}{test}-{}", std::process::id());
         let folder = env::temp_dir().join(&name);
@@ -137,6 +138,7 @@ impl AgentFixture {
         let (report_tx, reports) = mpsc::channel();
         let (usage_tx, usages) = mpsc::channel();
         let routes = Outbox::new();
+        // A runtime of its own, since the test's thread blocks while it waits for reports.
         let servers = tokio::runtime::Runtime::new().expect("a runtime");
         let fake =
             FakeControlPlane { routes: routes.clone(), reports: report_tx, usages: usage_tx };
@@ -218,6 +220,7 @@ impl AgentFixture {
             standby: self.standby,
             ..fixtures::pod(&self.pod_uid(), &name, phase)
         };
+        // As the controller sends them: a pod without its Revision would be unknown to the agent.
         self.routes.set(RouteKey::Revision(name), RouteChange::Revision(revision));
         self.routes.set(RouteKey::Pod(pod.uid.clone()), RouteChange::Pod(pod.into()));
     }
@@ -308,7 +311,7 @@ impl AgentFixture {
             .join(" ");
         let procs = cgroup.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec nsenter {args}", procs.display());
-        // The starting namespace matters: a process in a pod's cgroup and in a foreign namespace would be taken for
+        // The starting namespace matters. A process in a pod's cgroup, but in a foreign namespace, would be taken for
         // the pod, with the listeners of that namespace.
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}-n", self.name));

@@ -10,10 +10,7 @@ use std::{
 
 use agent::{
     config::ClusterIpMode,
-    kernel::{
-        features::VerifierFeatures,
-        programs::{EbpfPrograms, embedded_object},
-    },
+    kernel::features::VerifierFeatures,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
 };
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -31,7 +28,7 @@ use nix::{
 };
 
 use crate::{
-    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, refusal_errno},
+    fixture::{KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, tcp_refusal_errno},
     scripted_process::{ScriptedProcess, parse_counts},
 };
 
@@ -214,7 +211,7 @@ fn without_endpoints_a_connect_is_refused() {
     let mut fixture = ClusterIpFixture::new(1, None);
     fixture.set_endpoints(&[]);
     let mut client = fixture.clients[0].start_process();
-    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(refusal_errno()));
+    assert_eq!(client.run_step(&format!("connect {CLUSTER_IP}:80")), Err(tcp_refusal_errno()));
     fixture.set_endpoints(&[0]);
     let name = format!("pod{}", fixture.pods[0].number);
     let reply = client.expect_step(&format!("connect {CLUSTER_IP}:80"));
@@ -340,7 +337,7 @@ fn a_socket_that_takes_ipv6_only_reaches_endpoints_of_ipv6_and_is_refused_withou
     let mut client = fixture.clients[0].start_process();
     let step = "only6 [fd96::9]:80";
     let reached = Ok("six [fd96::9]:80".to_owned());
-    for (address, result) in [(four, Err(refusal_errno())), (six, reached)] {
+    for (address, result) in [(four, Err(tcp_refusal_errno())), (six, reached)] {
         let slice = observed_slice(name.clone(), [address.parse().expect("an address")]);
         let slice_name = NamespacedName::new("default", "six-1");
         fixture.kernel.observe_cluster(vec![ClusterChange::Slice(slice_name, Some(slice))]);
@@ -472,9 +469,7 @@ fn connects_of_kernel_threads_go_on_unchanged_where_they_are_left_alone() {
     {
         let kernel_thread = abi::TaskFlag { mask, ..detected.kernel_thread };
         let features = VerifierFeatures { kernel_thread, ..detected };
-        let kernel = KernelFixture::with_programs(|paths| {
-            EbpfPrograms::load_with(embedded_object(), paths, features)
-        });
+        let kernel = KernelFixture::with_features(features);
         let kernel = SharedKernelFixture::of_one_test(kernel);
         let fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
         let mut client = fixture.clients[0].start_process();

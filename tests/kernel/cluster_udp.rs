@@ -10,7 +10,7 @@ use std::{
 
 use agent::{
     config::ClusterIpMode,
-    kernel::{maps::KernelMaps, programs::EbpfPrograms},
+    kernel::{features::VerifierFeatures, maps::KernelMaps, programs::EbpfPrograms},
     map_sizes::MapSizes,
     paths::AgentPaths,
     routes::plan::{ClusterChange, ClusterResource, ObservedService, ObservedSlice},
@@ -26,12 +26,16 @@ use common::{
 use datapath::abi::{self, UdpFlowKey, UdpReplySource, UdpSocket};
 
 use crate::{
-    fixture::{NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in, refusal_errno},
+    fixture::{
+        KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in,
+        tcp_refusal_errno, udp_refusal_errno,
+    },
     program_replacement::load_next_abi,
     scripted_process::{ScriptedProcess, parse_counts},
     udp_process,
 };
 
+const EPERM: i32 = 1;
 const EAGAIN: i32 = 11;
 const ENOTCONN: i32 = 107;
 /// Port of the Services, for both protocols.
@@ -302,14 +306,41 @@ fn without_endpoints_connects_and_datagrams_are_refused() {
     let mut client = fixture.start_client();
     client.expect_step("open6");
     for address in ["[fd96::9]:53", "[::ffff:10.96.0.9]:53"] {
-        assert_eq!(client.run_step(&format!("ask {address}")), Err(refusal_errno()), "{address}");
-        assert_eq!(client.run_step(&format!("connect {address}")), Err(refusal_errno()));
+        assert_eq!(
+            client.run_step(&format!("ask {address}")),
+            Err(udp_refusal_errno()),
+            "{address}"
+        );
+        assert_eq!(client.run_step(&format!("connect {address}")), Err(udp_refusal_errno()));
     }
     client.expect_step("open4");
-    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(refusal_errno()));
-    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
+    assert_eq!(client.run_step("ask 10.96.0.9:53"), Err(udp_refusal_errno()));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(udp_refusal_errno()));
     fixture.set_endpoints(9, &[0]);
     assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53");
+}
+
+/// A connect that succeeded, to any address, would leave its local address with the socket: its next connect would fail.
+#[test]
+fn where_programs_choose_no_errno_calls_are_not_permitted_and_leave_the_socket_as_it_was() {
+    let features = VerifierFeatures { set_retval: false, ..VerifierFeatures::detect() };
+    let kernel = SharedKernelFixture::of_one_test(KernelFixture::with_features(features));
+    let mut fixture = ClusterUdpFixture::with_kernel(kernel, 1);
+    fixture.add_service(9, &[]);
+    let mut client = fixture.start_client();
+    for (open, address) in
+        [("open4", "10.96.0.9:53"), ("open6", "[fd96::9]:53"), ("open6", "[::ffff:10.96.0.9]:53")]
+    {
+        fixture.set_endpoints(9, &[]);
+        client.expect_step(open);
+        for step in ["ask", "reconnect"] {
+            assert_eq!(client.run_step(&format!("{step} {address}")), Err(EPERM), "{address}");
+        }
+        assert_eq!(client.run_step("peer"), Err(ENOTCONN), "{address}");
+        fixture.set_endpoints(9, &[0]);
+        assert_eq!(client.expect_step(&format!("reconnect {address}")), address);
+        assert_eq!(client.expect_step("ask"), format!("pod0 {address}"));
+    }
 }
 
 /// A connected socket receives from its peer only, so that a random endpoint would answer in vain.
@@ -387,13 +418,13 @@ fn tcp_and_udp_of_one_port_have_endpoints_of_their_own() {
     let mut server = fixture.pods[1].start_process();
     server.expect_step(&format!("listen 0.0.0.0:{SERVING_PORT} tcp"));
     let mut stream_client = fixture.client.start_process();
-    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
+    assert_eq!(stream_client.run_step("connect 10.96.0.9:53"), Err(tcp_refusal_errno()));
     fixture.set_port_endpoints(9, "dns-tcp", TransportProtocol::Tcp, &[1]);
     assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
     let mut client = fixture.start_client();
     assert_eq!(client.expect_step("connected 10.96.0.9:53 20"), "pod0=20");
     fixture.set_endpoints(9, &[]);
-    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(refusal_errno()));
+    assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(udp_refusal_errno()));
     assert_eq!(stream_client.expect_step("connect 10.96.0.9:53"), "tcp 10.96.0.9:53");
 }
 

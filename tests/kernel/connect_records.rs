@@ -35,6 +35,7 @@ impl ClientConnectFixture {
         let mut kernel = SharedKernelFixture::new();
         let (client, pods) = (kernel.add_client(), [kernel.add_pod(), kernel.add_pod()]);
         let mut server = pods[0].start_process();
+        // The other pod has no server, so that connects to it are refused.
         server.expect_step(&format!("listen [::]:{SERVING_PORT} one"));
         for (pod, number) in pods.iter().zip(1..) {
             kernel.add_service(number, ConnectionPath::Direct);

@@ -49,8 +49,8 @@ const PREFIX: &str = "rouse_kernel-";
 /// Port on which the pods serve.
 pub(crate) const SERVING_PORT: u16 = 8080;
 
-/// Ends an agent that no test uses at the moment, so that it does not run beside all later tests; set by the first test
-/// that leaves one.
+/// Function that ends an agent which no test uses at the moment, so that it does not run beside all later tests. It is
+/// set by the first test that leaves one.
 pub(crate) static BEFORE_LOAD: OnceLock<fn()> = OnceLock::new();
 
 pub(crate) struct KernelFixture {
@@ -88,8 +88,8 @@ pub(crate) fn command_in(cgroup: &Path, netns: &str) -> Command {
     command
 }
 
-/// A fixture that tests use one after the other: loading takes longer than most of them, and on a node the programs
-/// also outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
+/// Fixture that tests use one after the other. Loading takes longer than most of them, and on a node the programs also
+/// outlive many pods. Each test has namespaces of its own, whose numbers are never used again.
 ///
 /// For tests that inspect only objects of their own namespaces, changes of counters, and gauges that are 0 at rest. A
 /// test may load the same programs again, and change lists in the maps. It must not fill maps, or replace programs or
@@ -190,6 +190,13 @@ impl KernelFixture {
         let fixture = Self::load(name, paths, load);
         std::mem::forget(guard);
         fixture
+    }
+
+    /// Makes a fixture whose programs use only these features of the kernel.
+    pub(crate) fn with_features(features: VerifierFeatures) -> Self {
+        Self::with_programs(|paths| {
+            EbpfPrograms::load_with(programs::embedded_object(), paths, features)
+        })
     }
 
     /// Loads a second set of programs with tables of its own, attached to the cgroup above this fixture's.
@@ -407,6 +414,7 @@ impl KernelFixture {
             &format!("fd99::{number:x}/64"),
             "dev",
             "eth0",
+            // Without the check for duplicates, which would keep the address unusable for a second.
             "nodad",
         ]);
         run_ip(&["-n", &netns, "link", "set", "eth0", "up"]);
@@ -512,11 +520,20 @@ pub(crate) fn in_netns<T: Send>(netns: &str, job: impl FnOnce() -> T + Send) -> 
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Returns the errno of a connect or datagram that the programs refuse. Before Linux 5.18 they cannot choose it.
-pub(crate) fn refusal_errno() -> i32 {
+/// Returns the errno of a TCP connect that the programs refuse.
+pub(crate) fn tcp_refusal_errno() -> i32 {
+    refusal_errno(VerifierFeatures::detect().refuses_tcp_with_econnrefused())
+}
+
+/// Returns the errno of a connect or datagram of UDP that the programs refuse.
+pub(crate) fn udp_refusal_errno() -> i32 {
+    refusal_errno(VerifierFeatures::detect().set_retval)
+}
+
+fn refusal_errno(is_econnrefused: bool) -> i32 {
     const EPERM: i32 = 1;
     const ECONNREFUSED: i32 = 111;
-    if VerifierFeatures::detect().set_retval { ECONNREFUSED } else { EPERM }
+    if is_econnrefused { ECONNREFUSED } else { EPERM }
 }
 
 fn netns_cookie(netns: &str, cookies: &NetnsCookies) -> u64 {

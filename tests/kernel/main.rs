@@ -13,6 +13,7 @@ mod map_sizes;
 mod pod_ports;
 mod program_replacement;
 mod redirect;
+mod refusal;
 mod request_counts;
 mod robustness;
 mod scaled_services;

@@ -8,7 +8,7 @@ use agent::kernel::{
     features::VerifierFeatures,
     map_op::{BackendTarget, MapOp},
     maps::KernelMaps,
-    programs::{self, EbpfPrograms},
+    programs,
 };
 use aya::VerifierLogLevel;
 use common::wire::{ConnectionPath, RoutingPhase};
@@ -20,7 +20,7 @@ use datapath::{
 use crate::{
     fixture::{
         KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, create_cgroups, pod_uid,
-        refusal_errno,
+        tcp_refusal_errno,
     },
     scripted_process::{ScriptedProcess, parse_counts},
     verifier::load_program,
@@ -84,8 +84,8 @@ fn a_service_of_mode_refuse_is_refused() {
         fixture.maps.apply(&[MapOp::State { service_id, state }]).unwrap();
     }
     let mut client = client.start_process();
-    assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(refusal_errno()));
-    assert_eq!(client.run_step("connect [fd96::1]:80"), Err(refusal_errno()));
+    assert_eq!(client.run_step("connect 10.96.0.1:80"), Err(tcp_refusal_errno()));
+    assert_eq!(client.run_step("connect [fd96::1]:80"), Err(tcp_refusal_errno()));
 }
 
 #[test]
@@ -383,9 +383,7 @@ fn a_socket_that_takes_ipv6_only_reaches_ipv4_pods_by_an_activator() {
 #[test]
 fn without_newer_helpers_connects_are_led_and_refusals_are_not_permitted() {
     const EPERM: i32 = 1;
-    let load =
-        |paths| EbpfPrograms::load_with(programs::embedded_object(), paths, VerifierFeatures::NONE);
-    let mut fixture = KernelFixture::with_programs(load);
+    let mut fixture = KernelFixture::with_features(VerifierFeatures::NONE);
     let (client, pod) = (fixture.add_client(), fixture.add_pod());
     let mut server = pod.start_process();
     fixture.register_pod(&pod, abi::POD_WIDEN_BIND);

@@ -8,13 +8,16 @@
 //! | `rebind ADDRESS` | binds the listener that was opened last once more | `ok` |
 //! | `close` | closes the listener that was opened last | `ok` |
 //! | `connect ADDRESS` | connects, keeps the socket | `ok NAME PEER` |
+//! | `pending ADDRESS` | connects without blocking, waits for the result, keeps the socket | `ok NAME PEER` |
 //! | `peer` | reads the peer address of the socket that connected last | `ok PEER` |
 //! | `only6 ADDRESS` | connects with a socket limited to IPv6, keeps it | `ok NAME PEER` |
 //! | `bound PORT ADDRESS` | connects from this local port over IPv4, keeps the socket | `ok NAME PEER` |
+//! | `from IP ADDRESS` | connects from this local address, keeps the socket | `ok NAME PEER` |
+//! | `device NAME ADDRESS` | connects by this network device only, keeps the socket | `ok NAME PEER` |
 //! | `retry BAD GOOD` | connects to GOOD with a socket whose connect to BAD was refused, keeps it | `ok NAME PEER` |
 //! | `refused ADDRESS` | connects, is refused, keeps the socket | `ok` |
 //! | `disconnect` | disconnects the socket that connected last, keeps it | `ok` |
-//! | `reconnect ADDRESS` | connects the disconnected socket, keeps it | `ok NAME PEER` |
+//! | `reconnect ADDRESS` | connects the disconnected socket, keeps it, also if that fails | `ok NAME PEER` |
 //! | `mptcp ADDRESS` | connects by MPTCP, keeps the socket | `ok NAME PEER` |
 //! | `hammer ADDRESS N` | connects N times | `ok NAME=COUNT …` |
 //! | `storm ADDRESS N` | as `hammer`, and counts errors as well | `ok NAME=COUNT … errERRNO=COUNT …` |
@@ -28,7 +31,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -49,6 +52,8 @@ use crate::{fixture::command_in, sys};
 const IPPROTO_MPTCP: i32 = 262;
 /// Timeout of a server's greeting. On a busy machine each of the server's threads may wait for seconds.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of a connect that does not block.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const ROLE: &str = "ROUSE_TEST_ACTOR";
 
 /// Main function of this program as a scripted process, which the tests start. It is not a test itself.
@@ -222,30 +227,11 @@ impl ScriptedSockets {
     /// Executes a step of a client.
     fn run_client_step(&mut self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["connect", address] => {
-                let stream = TcpStream::connect(parse_address(address)?)?;
-                self.store_connection(stream)
-            }
-            ["mptcp", address] => {
-                let stream = connect_mptcp(parse_address(address)?)?;
+            ["connect" | "pending" | "mptcp" | "only6" | "bound" | "from" | "device", ..] => {
+                let stream = open_connection(words)?;
                 self.store_connection(stream)
             }
             ["peer"] => Ok(self.last_connection()?.peer_addr()?.to_string()),
-            ["only6", address] => {
-                let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
-                socket.set_only_v6(true)?;
-                socket.connect(&parse_address(address)?.into())?;
-                self.store_connection(socket.into())
-            }
-            ["bound", port, address] => {
-                let port: u16 = port.parse().map_err(io::Error::other)?;
-                let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-                // Sockets that connect may share a local port.
-                socket.set_reuse_address(true)?;
-                socket.bind(&SocketAddr::from(([0, 0, 0, 0], port)).into())?;
-                socket.connect(&parse_address(address)?.into())?;
-                self.store_connection(socket.into())
-            }
             ["refused", address] => {
                 self.connections.push(refused_socket(parse_address(address)?)?.into());
                 Ok(String::new())
@@ -257,7 +243,10 @@ impl ScriptedSockets {
             ["reconnect", address] => {
                 let stream = self.connections.pop().ok_or(io::ErrorKind::NotConnected)?;
                 let address = SockaddrStorage::from(parse_address(address)?);
-                connect(stream.as_raw_fd(), &address)?;
+                if let Err(errno) = connect(stream.as_raw_fd(), &address) {
+                    self.connections.push(stream);
+                    return Err(errno.into());
+                }
                 self.store_connection(stream)
             }
             ["retry", refused, good] => {
@@ -308,6 +297,46 @@ impl ScriptedSockets {
         self.listeners.push(listener);
         Ok(address.to_string())
     }
+}
+
+/// Connects a new socket, in the way that the step names.
+fn open_connection(words: &[&str]) -> io::Result<TcpStream> {
+    match words {
+        ["connect", address] => TcpStream::connect(parse_address(address)?),
+        ["pending", address] => {
+            TcpStream::connect_timeout(&parse_address(address)?, CONNECT_TIMEOUT)
+        }
+        ["mptcp", address] => connect_mptcp(parse_address(address)?),
+        ["only6", address] => connect_prepared(address, |socket| socket.set_only_v6(true)),
+        ["bound", port, address] => {
+            let port: u16 = port.parse().map_err(io::Error::other)?;
+            connect_prepared(address, |socket| {
+                // Sockets that connect may share a local port.
+                socket.set_reuse_address(true)?;
+                socket.bind(&SocketAddr::from(([0, 0, 0, 0], port)).into())
+            })
+        }
+        ["from", local, address] => {
+            let local: IpAddr = local.parse().map_err(io::Error::other)?;
+            connect_prepared(address, |socket| socket.bind(&SocketAddr::new(local, 0).into()))
+        }
+        ["device", name, address] => {
+            connect_prepared(address, |socket| socket.bind_device(Some(name.as_bytes())))
+        }
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+/// Connects a new socket that was prepared before.
+fn connect_prepared(
+    address: &str,
+    prepare: impl FnOnce(&Socket) -> io::Result<()>,
+) -> io::Result<TcpStream> {
+    let address = parse_address(address)?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    prepare(&socket)?;
+    socket.connect(&address.into())?;
+    Ok(socket.into())
 }
 
 /// Connects once and returns the name of the server.

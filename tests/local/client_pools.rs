@@ -1,4 +1,4 @@
-//! Connection pools of clients in four languages over a rollout, a rollback and the growth from one pod to four: the
+//! Connection pools of clients in five languages over a rollout, a rollback and the growth from one pod to four: the
 //! traffic moves with the routes, and no request fails for clients that try again after a close of an idle connection.
 //!
 //! In the local tier, because connections are moved by the agent and the eBPF programs of the clients' node, and one
@@ -82,7 +82,7 @@ fn parse_round(line: &str) -> Option<PoolRound> {
 }
 
 /// Command of each client, by its name.
-fn client_commands() -> [(&'static str, Vec<String>); 4] {
+fn client_commands() -> [(&'static str, Vec<String>); 5] {
     let servers = required_variable("ROUSE_SERVERS");
     let servers = Path::new(&servers);
     let java = servers.join("java");
@@ -90,6 +90,7 @@ fn client_commands() -> [(&'static str, Vec<String>); 4] {
     let classes = format!("{}:{}", java.display(), jars.trim());
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     [
+        ("hyper", words(&[env!("CARGO_BIN_EXE_servers")])),
         ("Go", words(&[&servers.join("servers").to_string_lossy()])),
         ("Node", words(&["node", &client_script("pools.mjs")])),
         ("Python", words(&["python3", &client_script("pools.py")])),
@@ -185,7 +186,7 @@ fn pools_of_clients_follow_a_rollout_a_rollback_and_the_growth_to_four_pods() {
     move_to(&mut clients, "one", 1);
     apply(manifest("four", 4, "four"));
     let served = move_to(&mut clients, "four", 4);
-    // Each connect chooses its pod, so the shares follow from 32 connections, and not from 800 requests.
+    // Each connect chooses its pod, so the shares follow from 40 connections, and not from 1,000 requests.
     let total: usize = served.values().sum();
     assert!(served.values().all(|count| *count * 2 <= total), "one pod has most: {served:?}");
 }

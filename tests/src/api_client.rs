@@ -207,7 +207,16 @@ const KINDS: &[ObjectKind] = &[
         "serverlessservices",
         "serverlessservice sks",
     ),
+    // Tests name these two with their groups, since Knative has kinds of the same names.
+    namespaced("networking.k8s.io/v1", "ingresses", "ingress ing"),
+    namespaced("cert-manager.io/v1", "certificates", "certificate"),
+    namespaced("networking.internal.knative.dev/v1alpha1", "ingresses", "kingress king"),
+    namespaced("networking.internal.knative.dev/v1alpha1", "certificates", "kcert"),
     namespaced("caching.internal.knative.dev/v1alpha1", "images", "image img"),
+    cluster_wide("gateway.networking.k8s.io/v1", "gatewayclasses", "gatewayclass gc"),
+    namespaced("gateway.networking.k8s.io/v1", "gateways", "gateway gtw"),
+    namespaced("gateway.networking.k8s.io/v1", "grpcroutes", "grpcroute"),
+    namespaced("gateway.networking.k8s.io/v1", "httproutes", "httproute"),
 ];
 
 impl ObjectKind {

@@ -71,6 +71,11 @@ spec:
         self.is_ready() && self.netns.exists()
     }
 
+    /// Path of the pod's network namespace below `/proc`.
+    pub fn netns(&self) -> &Path {
+        &self.netns
+    }
+
     /// Addresses by which others see the pod.
     pub fn addresses(&self) -> Vec<String> {
         let pod = self.cluster.get(&["pod", "--namespace", &self.namespace, &self.name()]);

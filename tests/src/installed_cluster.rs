@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client_pod::{ClientPod, CurlResponse, curl_words};
 use crate::test_cluster::{
@@ -293,6 +293,14 @@ spec: {{namespace: {namespace}}}
     pub fn delete(&self, namespace: &str, yaml: &str) -> Result<(), String> {
         self.cluster
             .kubectl_with_manifest(&["delete", "--namespace", namespace, "--timeout=300s"], yaml)
+    }
+
+    /// Replaces fields of the status of an object, as the controller does that a test plays.
+    pub fn patch_status(&self, namespace: &str, kind: &str, name: &str, status: &Value) {
+        let patch = json!({ "status": status }).to_string();
+        let object = ["patch", kind, name, "--namespace", namespace];
+        let change = ["--subresource=status", "--type=merge", "--patch", &patch];
+        self.cluster.kubectl(&[&object[..], &change].concat()).expect("the kind has a status");
     }
 
     /// Waits until the object's newest generation is Ready.

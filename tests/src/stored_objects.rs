@@ -1,7 +1,7 @@
 //! Objects in the folder in which the controller of a local node keeps them, and from which `rouse get` reads them.
 //!
-//! To read them here starts no process. So a wait looks here first, and runs the command of users once the folder has
-//! what the wait is for: many scenarios that wait at the same time would leave the processors to their own commands.
+//! To read them here starts no process. So a wait reads them first, and runs the command of users only once they are as
+//! it wants them. Otherwise scenarios that wait at the same time would use up the processors by their commands.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub fn stored_pods(layout: &NodeLayout, service: &str) -> Vec<Value> {
     files.filter_map(|name| read_object(&folder.join(name))).collect()
 }
 
-/// An object of the namespace `default`; null if there is none. `kind` is the plural in small letters.
+/// Object of the namespace `default`; null if there is none. `kind` is the plural in small letters.
 pub fn stored_object(layout: &NodeLayout, kind: &str, name: &str) -> Value {
     let file = layout.objects().join(kind).join("default").join(format!("{name}.yaml"));
     read_object(&file).unwrap_or_default()

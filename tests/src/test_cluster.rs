@@ -106,6 +106,12 @@ impl TestCluster {
         retry_transport_errors(args, || self.try_kubectl_with_manifest(args, yaml))
     }
 
+    /// Waits until the API server serves these kinds, each named `PLURAL.GROUP`.
+    pub fn wait_established(&self, kinds: &[&str]) {
+        let wait = ["wait", "--for", "condition=Established", "--timeout", "300s", "crd"];
+        self.kubectl(&[&wait[..], kinds].concat()).expect("the kinds are established");
+    }
+
     /// Runs `kubectl ARGS -f -` once.
     fn try_kubectl_with_manifest(&self, args: &[&str], yaml: &str) -> Result<(), String> {
         let mut command = Command::new(&self.kubectl);

@@ -101,6 +101,7 @@ pub(crate) enum ClusterCommand {
 /// Runs the task of `cargo xtask cluster`.
 pub(crate) fn run(args: &ClusterArgs) -> Result<()> {
     let paths = ClusterPaths::new(&args.name)?;
+    // Builds run as the user, so that the files of Cargo and Go are not those of root.
     match &args.task {
         ClusterCommand::Up(up_args) => up::run(&paths, up_args),
         ClusterCommand::Build(up_args) => up::prepare(&paths, up_args).map(drop),
@@ -155,6 +156,11 @@ pub(crate) fn build_gateway_conformance() -> Result<PathBuf> {
 /// Returns the directory of these tests; `None` if they must be built first, which takes minutes.
 pub(crate) fn find_gateway_conformance() -> Result<Option<PathBuf>> {
     programs::find_folder(&build_recipes::BuildRecipe::gateway_conformance())
+}
+
+/// Returns the file with the kinds of the Gateway API, fetched once from their Go module.
+pub(crate) fn fetch_gateway_kinds() -> Result<PathBuf> {
+    programs::find_or_build_manifests(&build_recipes::BuildRecipe::gateway_kinds())
 }
 
 /// Returns true if xtask has created a cluster `name`.

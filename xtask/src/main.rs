@@ -115,6 +115,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // With the whole chain of causes, in one line.
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
         }

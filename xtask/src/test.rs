@@ -48,8 +48,9 @@ pub(crate) struct TestArgs {
     /// Install packages that the tests need without asking
     #[arg(long)]
     yes: bool,
-    /// Run also the tests of the cluster tier that take minutes each, as named tests always do. In the shell tier,
-    /// test the hard limit with a million requests
+    /// Run also the tests of the cluster tier that take minutes each, and those of the shell tier that need large
+    /// packages, as named tests always do. In the shell tier, test the hard limit with a million requests, and bodies
+    /// of 10 GiB
     #[arg(long)]
     long: bool,
     /// Only build the test program of the tier kernel or local, and copy it to FILE
@@ -144,7 +145,9 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
     // With a single tier, the tier itself prepares what it needs.
     if !lanes.is_empty() {
         // Once, before the tiers: it may ask here, and package installations at the same time would block each other.
-        if let Err(error) = setup::prepare(&SetupPurpose::TESTS, args.yes) {
+        let purposes = SetupPurpose::TESTS.into_iter();
+        let purposes = purposes.chain(args.long.then_some(SetupPurpose::LongTest));
+        if let Err(error) = setup::prepare(&purposes.collect::<Vec<_>>(), args.yes) {
             // Tiers that need the packages fail and report it; the others run.
             println!("{error:#}");
         }
@@ -190,9 +193,9 @@ fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each step:
-    // beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last, since they
-    // use all processors.
+    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each
+    // step. Beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last,
+    // since they use all processors.
     let lanes = [TestTier::Kernel, TestTier::Local, TestTier::Cluster];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
@@ -206,7 +209,7 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
         && args.names.is_empty()
 }
 
-/// Starts a tier in a process of its own. This process builds its programs first: processes of Cargo wait for each
+/// Starts a tier in a process of its own. This process builds its programs first. Processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
 ///
 /// The tier starts once `start` has a message. `end` is dropped at its end.
@@ -340,8 +343,22 @@ pub(crate) fn build_kernel_tier() -> Result<PathBuf> {
     builder.build_target(TestTier::Kernel.name()).map(PathBuf::from)
 }
 
-/// Names of the tests of a built program, without the ignored ones, which tests run as their subprocesses.
+/// Names of the tests of a built program.
+#[derive(Debug)]
+struct ListedTests {
+    /// Tests that are not ignored.
+    usual: Vec<String>,
+    /// Ignored tests that run with `--long`.
+    long: Vec<String>,
+}
+
+/// Names of the tests of a built program, without the ignored ones.
 pub(crate) fn test_names(program: &Path) -> Result<Vec<String>> {
+    Ok(list_tests(program)?.usual)
+}
+
+/// Lists the tests of a built program, except the ignored ones that other tests run as their subprocesses.
+fn list_tests(program: &Path) -> Result<ListedTests> {
     let list = |extra_args: &[&str]| -> Result<Vec<String>> {
         let mut command = Command::new(program);
         let listed = sh::capture(command.args(["--list", "--format", "terse"]).args(extra_args))?;
@@ -349,10 +366,16 @@ pub(crate) fn test_names(program: &Path) -> Result<Vec<String>> {
         Ok(names.map(str::to_owned).collect())
     };
     // libtest lists ignored tests among all, so they are subtracted.
-    let ignored = list(&["--ignored"])?;
-    let mut names = list(&[])?;
-    names.retain(|name| !ignored.contains(name));
-    Ok(names)
+    let mut ignored = list(&["--ignored"])?;
+    let mut usual = list(&[])?;
+    usual.retain(|name| !ignored.contains(name));
+    ignored.retain(|name| is_in_long_module(name));
+    Ok(ListedTests { usual, long: ignored })
+}
+
+/// Returns true if a test is in a module `long`: lists of ignored tests have no reasons that would tell it.
+fn is_in_long_module(name: &str) -> bool {
+    name.rsplit("::").skip(1).any(|module| module == "long")
 }
 
 /// Copies the test program of one root tier to `file`, to run it on another machine.
@@ -401,6 +424,16 @@ mod tests {
     struct TestLine {
         #[command(flatten)]
         args: TestArgs,
+    }
+
+    #[test]
+    fn a_module_tells_the_tests_that_run_with_long() {
+        for name in ["long::chromium_opens_a_page", "browsers::long::pages::one_opens"] {
+            assert!(is_in_long_module(name), "{name}");
+        }
+        for name in ["long", "attacks::long", "longest::a_test", "an_activator_of_its_own"] {
+            assert!(!is_in_long_module(name), "{name}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl HtmlPage {
     }
 }
 
-/// Returns the page.
+/// Returns the page `/debug/routes`.
 pub(super) fn routes_html(facts: &RoutesFacts) -> String {
     let mut page = HtmlPage(HEAD.to_owned());
     let activator = &facts.activator;
@@ -76,6 +76,7 @@ pub(super) fn routes_html(facts: &RoutesFacts) -> String {
         or_dash(&activator.zone),
         activator.routes_version
     ));
+    // An empty page would look like a cluster without services.
     if activator.routes_version == 0 {
         page.paragraph("No routes were received from the controller yet.");
     }

@@ -105,6 +105,7 @@ pub(super) fn request_sender(request: &TracedRequest) -> ForwardedRequestSender 
 pub(super) fn explain(snapshot: RequestSnapshot<'_>) -> RequestTraceFacts {
     let RequestResult { outcome, status, reason } = snapshot.result();
     let is_served = outcome == RequestOutcome::Revision;
+    // A request that is refused or redirected goes to no Revision, although its service has some.
     let targets = snapshot.targets.iter().filter(|_| is_served);
     let location = match &snapshot.choice {
         Ok(RouteChoice::Redirect(_, url)) => Some(String::from_utf8_lossy(url.as_bytes())),
@@ -206,7 +207,7 @@ impl RequestSnapshot<'_> {
         if self.request.is_tls && self.certificate.is_none() {
             return Some(format!(
                 "the handshake of TLS fails with the alert unrecognized_name: no certificate is \
-                 for {host:?}, and there is no default"
+                 for {host:?}, and no default is presented"
             ));
         }
         self.lacks_client_ca.then(|| {
@@ -217,8 +218,8 @@ impl RequestSnapshot<'_> {
         })
     }
 
-    /// Returns the rules that were tried: all of them if none has found a service, and none if the request was refused
-    /// or answered before the search.
+    /// Returns the rules that were tried. If none has found a service, all of them were. If the request was refused or
+    /// answered before the search, none was.
     fn rules(&self) -> Vec<RuleFacts> {
         let matched = self.found().map(|it| &it.rule);
         let is_unknown = matches!(self.choice, Err(ProxyRequestError::UnknownService(_)));
@@ -242,6 +243,7 @@ impl RequestSnapshot<'_> {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        // All notes are about the way to a pod, which a refused request has not.
         let Some(choice) = self.service() else { return notes };
         let is_inside = self.request.entrypoint.traffic_origin() == TrafficOrigin::Internal;
         if let Some(host) =
@@ -261,6 +263,7 @@ impl RequestSnapshot<'_> {
         if let Some(rule) = choice.found.service_match.client_auth().filter(|_| !is_inside) {
             notes.push(client_auth_note(rule));
         }
+        // The trace checks no policy without the client's address, although the request would be checked.
         let is_restricted = |it: &TargetSnapshot| {
             it.check.as_ref().is_ok_and(|settings| settings.allowed_sources.is_some())
         };
@@ -315,6 +318,7 @@ fn client_auth_note(rule: &ClientAuth) -> String {
         return "the host accepts no client, since the name of its client CA is not valid"
             .to_owned();
     };
+    // An optional certificate is still checked if the client shows one.
     let verb = if rule.is_optional { "may" } else { "must" };
     format!("the client {verb} show a certificate of {ca} in its handshake")
 }
@@ -341,6 +345,7 @@ fn found_reason(found: &FoundService) -> String {
         );
     }
     match (found.service_match.domain(), &found.rule) {
+        // A DomainMapping and a Route match by the same rule, the host, but have different reasons.
         (Some(domain), _) => match &domain.path_rule {
             Some(rule) => format!(
                 "{} is the longest path prefix of {} that the path has, and leads to {service}",

@@ -111,7 +111,7 @@ impl RoutesSnapshot {
     /// Returns the certificates that the listed hosts get, sorted by their names.
     fn certificate_facts(&self) -> Vec<HostCertificateFacts> {
         let chosen = self.hosts.iter().filter(|host| host.is_public).filter_map(|host| {
-            let (certificate, _) = self.certificates.choose(host.named_secret(), host.host())?;
+            let (certificate, _) = self.certificates.choose(host.named_secrets(), host.host())?;
             Some((certificate.name.as_str(), certificate))
         });
         let chosen: BTreeMap<&str, _> = chosen.collect();
@@ -131,7 +131,7 @@ impl HostSnapshot {
             Some(TagRouting::ServeTag(_)) | None => Vec::new(),
         };
         let certificate =
-            self.is_public.then(|| certificates.choice_facts(self.named_secret(), self.host()));
+            self.is_public.then(|| certificates.choice_facts(self.named_secrets(), self.host()));
         HostRouteFacts {
             host: self.name.clone(),
             rule: self.rule(),
@@ -142,7 +142,7 @@ impl HostSnapshot {
             host_rewrite: self.service_match.domain().and_then(|it| it.host_rewrite.clone()),
             tags,
             certificate: certificate.flatten(),
-            named_secret: self.named_secret().map(ToString::to_string),
+            named_secret: self.named_secrets().first().map(ToString::to_string),
         }
     }
 
@@ -166,9 +166,10 @@ impl HostSnapshot {
         }
     }
 
-    /// Secret that the DomainMapping of the host names.
-    fn named_secret(&self) -> Option<&NamespacedName> {
-        self.service_match.domain()?.certificate.as_ref()
+    /// Secret that the DomainMapping of the host names, as a list of at most one.
+    fn named_secrets(&self) -> &[NamespacedName] {
+        let domain = self.service_match.domain();
+        domain.map(|it| it.certificate.as_slice()).unwrap_or_default()
     }
 }
 

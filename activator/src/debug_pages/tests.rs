@@ -85,14 +85,15 @@ fn a_trace_names_the_pod_and_the_policy_by_which_it_is_chosen() {
     assert_eq!(reason(&table), "waits: the Revision has no pod, and the request asks for one");
     add_pod(&mut table, 1, RoutingPhase::Starting, |_| {});
     assert_eq!(reason(&table), "waits: none of 1 pods is ready");
+    // The standby order counts only once the first pod takes requests.
     add_pod(&mut table, 2, RoutingPhase::Ready, |pod| {
         pod.standby = Some(fixtures::standby_order());
     });
     let only = "goes to pod p2 at 10.0.0.2:8080: the only one of the pods that take requests";
-    assert_eq!(reason(&table), only, "pods on standby are not passed over for none");
+    assert_eq!(reason(&table), only, "a pod on standby takes requests while no other does");
     add_pod(&mut table, 1, RoutingPhase::Ready, |_| {});
     let only = "goes to pod p1 at 10.0.0.1:8080: the only one of the pods that take requests";
-    assert_eq!(reason(&table), only, "the pod on standby is passed over");
+    assert_eq!(reason(&table), only, "the pod on standby stays frozen");
     add_pod(&mut table, 3, RoutingPhase::Ready, |_| {});
     let two = "the less busy one of two random ones of 2 pods that take requests";
     assert!(reason(&table).ends_with(two), "{}", reason(&table));
@@ -142,6 +143,7 @@ fn a_request_that_finds_all_slots_in_use_waits_or_is_refused() {
         facts.targets.into_iter().next().unwrap()
     };
     let revision = source.forwarder.routes.revision(&revision_name(0)).unwrap();
+    // Traces take no slot, so that only this permit occupies the one there is.
     let mut first = revision.queue_entry(None, 0);
     let permit = first.acquire_permit().now_or_never().unwrap().unwrap();
     let waits = target();
@@ -155,6 +157,7 @@ fn a_request_that_finds_all_slots_in_use_waits_or_is_refused() {
     let refused = target();
     assert_eq!((refused.status, refused.revision.waiting), (Some(503), bound));
     assert_eq!(refused.reason, "is refused: pending request queue full");
+    // The waiting requests leave first, or one of them would get the slot of the permit.
     drop(waiting);
     drop(others);
     drop(permit);
@@ -258,6 +261,7 @@ fn redirects_tags_and_rewrites_have_their_reasons() {
         "DomainMapping shop.example leads to default/s0, which redirects http to https"
     );
     assert!(redirect.targets.is_empty());
+    // From inside, where nothing is redirected to https.
     request.entrypoint = Entrypoint::Internal;
     request.headers = vec![("knative-serving-tag".to_owned(), "blue".to_owned())];
     let blue = trace(&source, &request);
@@ -318,6 +322,7 @@ fn a_host_without_its_client_ca_accepts_no_connection_of_tls() {
             &source(&table),
             &TracedRequest { is_tls: true, ..TracedRequest::new(host, "/") },
         );
+        // Else the handshake would fail for want of a certificate, whatever the client CA is.
         assert!(facts.certificate.is_some(), "{facts:?}");
         (facts.outcome, facts.reason.contains("the client CA of \"shop.example\" is not in force"))
     };
@@ -482,6 +487,7 @@ fn random_request() -> impl Strategy<Value = TracedRequest> {
         "",
         "bad host",
     ]);
+    // Twice as often at the gateways, where the host decides, as at each port.
     let entrypoint = select(vec![
         Entrypoint::External,
         Entrypoint::External,
@@ -511,6 +517,7 @@ fn random_request() -> impl Strategy<Value = TracedRequest> {
 fn random_table(services: &[RandomService], revisions: &[RandomRevision]) -> RouteTable {
     let mut table = RouteTable::default();
     for (number, it) in (0u8..).zip(services).filter(|(_, it)| it.is_listed) {
+        // The service of a tag may be absent, as while its entry has not arrived yet.
         let tag = RouteTag { name: "next".into(), service: service_name((number + 1) % 3) };
         let mapped = domain(format!("d{number}.example"), !it.is_redirected);
         let rules = GatewayRules {
@@ -562,6 +569,7 @@ fn request_path_end(
 ) -> (Option<String>, Option<u16>) {
     let status = |failure: ProxyRequestError| Some(failure.status().as_u16());
     let (entrypoint, client) = (request.entrypoint, request.client);
+    // A connection of raw TCP has no head, so that no rule by host or header applies.
     if let Entrypoint::Service(port) = entrypoint
         && let PortProtocol::RawTcp(service) = source.forwarder.port_protocol(port)
     {

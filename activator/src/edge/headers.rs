@@ -34,8 +34,8 @@ const DEFAULT_ROUTE_HEADER: HeaderName = HeaderName::from_static("knative-servin
 const REVISION_HEADER: HeaderName = HeaderName::from_static("knative-serving-revision");
 const REVISION_NAMESPACE_HEADER: HeaderName = HeaderName::from_static("knative-serving-namespace");
 
-/// Headers between components of Knative. The values that a client wrote there never reach the app, except a tag that
-/// the Route does not have (see [`write_tag_headers`]), and what a trusted ingress writes about tags.
+/// Headers between components of Knative. What a client writes there never reaches the app. Exceptions are a tag that
+/// the Route does not have (see [`write_tag_headers`]), and tags from a trusted ingress.
 const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
     REVISION_HEADER,
     REVISION_NAMESPACE_HEADER,
@@ -99,8 +99,8 @@ pub enum HostRewrite<'a> {
     OfRule(&'a str),
 }
 
-/// Refuses a request whose chunks are chunked again: recipients that decode them once and twice would disagree about the
-/// body, and those that decode them twice would lose its end (RFC 9112 §6.1).
+/// Refuses a request whose chunks are chunked again (RFC 9112 §6.1). Recipients that decode them once and twice would
+/// disagree about the body, and those that decode them twice would lose its end.
 pub fn check_transfer_codings(headers: &HeaderMap) -> Result<(), ProxyRequestError> {
     let codings = header_tokens(headers, header::TRANSFER_ENCODING);
     match codings.filter(|it| it.eq_ignore_ascii_case("chunked")).count() {
@@ -125,7 +125,7 @@ pub fn rewrite_request_head(
     let upgrade = may_switch.then(|| allowed_upgrade(&head.headers, context.edge)).flatten();
     let wants_trailers = has_header_token(&head.headers, header::TE, "trailers");
     let tag = head.headers.get(TAG_HEADER).cloned();
-    let ingress_tags = tag_headers_of_ingress(&head.headers, &context);
+    let ingress_tags = read_ingress_tags(&head.headers, &context);
     strip_hop_by_hop(&mut head.headers);
     head.headers.remove(header::TE);
     strip_platform_headers(&mut head.headers, context.sender.traffic_origin, context.edge);
@@ -303,9 +303,9 @@ fn strip_platform_headers(headers: &mut HeaderMap, origin: TrafficOrigin, edge: 
     }
 }
 
-/// Returns the Revision that the headers of a request name; `None`: one of the two headers is missing or repeated. Only
-/// of a trusted ingress does it count.
-pub(crate) fn named_revision(headers: &HeaderMap) -> Option<NamespacedName> {
+/// Returns the Revision that the headers of a request name; `None`: one of the two headers is missing or repeated. They
+/// count only in a request of a trusted ingress, which the caller checks.
+pub(crate) fn read_chosen_revision(headers: &HeaderMap) -> Option<NamespacedName> {
     let only = |name: &HeaderName| {
         let mut values = headers.get_all(name).iter();
         let (value, None) = (values.next()?, values.next()) else { return None };
@@ -314,8 +314,8 @@ pub(crate) fn named_revision(headers: &HeaderMap) -> Option<NamespacedName> {
     Some(NamespacedName::new(only(&REVISION_NAMESPACE_HEADER)?, only(&REVISION_HEADER)?))
 }
 
-/// Returns the headers about tags that a trusted ingress has written: it has chosen by the Route's tags itself.
-fn tag_headers_of_ingress(
+/// Returns the headers about tags if a trusted ingress has written them. It has chosen among the Route's tags itself.
+fn read_ingress_tags(
     headers: &HeaderMap,
     context: &PodRequestContext<'_>,
 ) -> Vec<(HeaderName, HeaderValue)> {

@@ -37,6 +37,7 @@ impl EdgePolicy {
             None if !batch.is_snapshot => return,
             Some(_) | None => EdgeSettings::default(),
         };
+        // Lists are joined, and what the command line requires stays required. Of single values the table's counts.
         let next = EdgeSettings {
             trusted_proxies: [&*self.startup.trusted_proxies, &settings.trusted_proxies].concat(),
             requires_proxy_protocol: self.startup.requires_proxy_protocol
@@ -48,12 +49,14 @@ impl EdgePolicy {
             https_port: settings.https_port.or(self.startup.https_port),
             hsts: settings.hsts.or_else(|| self.startup.hsts.clone()),
             tls: join_tls(&self.startup.tls, settings.tls),
+            is_sni_strict: self.startup.is_sni_strict || settings.is_sni_strict,
             tcp_idle_timeout: settings.tcp_idle_timeout.or(self.startup.tcp_idle_timeout),
             trusted_ingresses: [&*self.startup.trusted_ingresses, &settings.trusted_ingresses]
                 .concat(),
         };
         let mut now = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if **now != next {
+            // Without `..`, so that a new setting cannot be left out of the log.
             let EdgeSettings {
                 trusted_proxies,
                 requires_proxy_protocol,
@@ -63,6 +66,7 @@ impl EdgePolicy {
                 https_port,
                 hsts,
                 tls,
+                is_sni_strict,
                 tcp_idle_timeout,
                 trusted_ingresses,
             } = &next;
@@ -75,6 +79,7 @@ impl EdgePolicy {
                 ?https_port,
                 hsts = hsts.as_ref().map(HstsPolicy::as_str),
                 ?tls,
+                strict_sni = is_sni_strict,
                 ?tcp_idle_timeout,
                 ?trusted_ingresses,
                 "edge policy set"
@@ -84,8 +89,8 @@ impl EdgePolicy {
     }
 }
 
-/// Joins the settings of TLS of the command line and of the RouteTable: the higher version, and the ciphers of the table
-/// if it has any. If none of these is of an accepted version, those of the command line count, or else all.
+/// Joins the settings of TLS of the command line and of the RouteTable. The higher version counts, and the ciphers of
+/// the table if it has any. If none of these is of an accepted version, those of the command line count, or else all.
 fn join_tls(startup: &TlsSettings, table: TlsSettings) -> TlsSettings {
     let ciphers = if table.ciphers.is_empty() { startup.ciphers.clone() } else { table.ciphers };
     let min_version = table.min_version.max(startup.min_version);
@@ -123,6 +128,20 @@ mod tests {
         assert_eq!(in_force(30_443).https_port, NonZeroU16::new(30_443));
         assert_eq!(in_force(0).https_port, NonZeroU16::new(8443), "0: the activator's own setting");
         assert_eq!(in_force(0).certificates, certificates);
+    }
+
+    #[test]
+    fn sni_is_strict_by_either_setting() {
+        for (startup, table, expected) in
+            [(false, false, false), (false, true, true), (true, false, true), (true, true, true)]
+        {
+            let edge = |is_sni_strict| EdgeSettings { is_sni_strict, ..EdgeSettings::default() };
+            let policy = EdgePolicy::new(edge(startup));
+            let settings = GlobalSettings { edge: edge(table), ..GlobalSettings::default() };
+            let changes = [(RouteKey::Settings, RouteChange::Settings(settings))].into();
+            policy.apply_batch(&RouteBatch { changes, ..RouteBatch::default() });
+            assert_eq!(policy.current().is_sni_strict, expected, "{startup} {table}");
+        }
     }
 
     #[test]

@@ -53,6 +53,7 @@ fn a_responses_end_is_found_by_the_standard() {
         ("Transfer-Encoding: chunked\r\n", "chunks, kept"),
         ("Transfer-Encoding: gzip, Chunked\r\n", "chunks, kept"),
         ("Transfer-Encoding: gzip\r\n", "close"),
+        // Both framings may be an attack, so that the connection is not used again (RFC 9112 §6.3).
         ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "chunks"),
         ("Content-Length: x\r\nTransfer-Encoding: chunked\r\n", "chunks"),
         ("Connection: close\r\nContent-Length: 0\r\n", "0"),
@@ -196,6 +197,7 @@ fn chunks_are_read_strictly() {
         b"-1\r\n",
         b"+5\r\nhello\r\n",
         b"0x5\r\nhello\r\n",
+        // A lone LF ends a line for some recipients, which would find another end.
         b"5\nhello\r\n",
         b"5\r\nhello\n0\r\n\r\n",
         b"5\r\nhelloo",

@@ -80,11 +80,11 @@ pub struct ClientConnectionServer {
 /// Protocol of a connection at its accept.
 #[derive(Debug)]
 enum AcceptedProtocol {
-    /// It brings requests of HTTP, over this transport.
+    /// The connection brings requests of HTTP, over this transport.
     Http(ClientTransport),
-    /// It is one request of raw TCP for this service, and the guard counts it as such.
+    /// The connection is one request of raw TCP for this service, and the guard counts it as such.
     RawTcp(Arc<RoutedService>, ActiveRequestGuard),
-    /// The RouteTable does not name it yet.
+    /// The RouteTable does not name the protocol yet.
     Unknown,
 }
 

@@ -23,7 +23,7 @@ use crate::{
         connection_pool::{PodConnectionPool, PoolAction},
         dial::{DialAction, DialEvent, FIRST_RETRY_DELAY, PodDial},
         endpoint_key::PodEndpointKey,
-        thaw_watch::ThawWatch,
+        standby_watch::SharedStandbyWatch,
     },
 };
 
@@ -75,8 +75,8 @@ pub struct PodEndpoint {
     pool: Mutex<PodConnectionPool<PodConnection, PodConnectionWaiter>>,
     has_responded: AtomicBool,
     failed_dials: AtomicU32,
-    /// Check that the pod was thawed for its requests, while it has a standby order.
-    pub thaw_watch: Arc<ThawWatch>,
+    /// Standby watch of the pod: checks that the pod was thawed for its requests while it has a standby order.
+    pub standby_watch: Arc<SharedStandbyWatch>,
 }
 
 /// Uid and name of a pod.
@@ -103,8 +103,18 @@ impl PodEndpoint {
         });
         let (has_responded, failed_dials) = (AtomicBool::new(false), AtomicU32::new(0));
         let PodIdentity { uid, name } = identity;
-        let thaw_watch = Arc::default();
-        Self { key, uid, name, protocol, settings, pool, has_responded, failed_dials, thaw_watch }
+        let standby_watch = Arc::default();
+        Self {
+            key,
+            uid,
+            name,
+            protocol,
+            settings,
+            pool,
+            has_responded,
+            failed_dials,
+            standby_watch,
+        }
     }
 
     /// Protocol that the pod speaks at this address.
@@ -140,9 +150,9 @@ impl PodEndpoint {
             };
             let dropped = |_| PodDialError::from(io::Error::other("dial was dropped"));
             match dialled.await.map_err(dropped)? {
-                // Of a pod that is passed over no connection is wanted, whether another pod is open or not.
+                // A pod that is passed over is no longer dialled, even if no other pod is open.
                 Err(PodDialError::Unanswered)
-                    if !self.thaw_watch.is_passed_over() && !prefers_other() =>
+                    if !self.standby_watch.is_passed_over() && !prefers_other() =>
                 {
                     has_waited = true;
                 }
@@ -161,7 +171,7 @@ impl PodEndpoint {
 
     /// Registers that the pod has sent a response, so that its process runs and accepts connections.
     pub fn on_response(self: &Arc<Self>) {
-        self.thaw_watch.record_answer();
+        self.standby_watch.record_answer();
         if !self.has_responded.swap(true, Ordering::Relaxed) {
             let dials = self.lock_pool().on_first_response();
             self.start_dials(dials);
@@ -184,12 +194,12 @@ impl PodEndpoint {
         fail_waiters(waiters, &io::Error::other("pod is leaving").into());
     }
 
-    /// Registers the standby order of the pod; `None`: it has none. A pod that has one keeps no idle connection. A frozen
-    /// process closes none, and at its thaw it may close one whose time is over, together with the request that has come
-    /// over it.
+    /// Registers the standby order of the pod; `None`: it has none. A pod with an order keeps no idle connection. A
+    /// frozen process closes no connection in time. At its thaw it may close one, together with the request that has
+    /// come over it.
     pub fn set_standby(&self, order: Option<StandbyOrder>) {
         self.lock_pool().set_standby(order.is_some());
-        self.thaw_watch.set_order(order.map(|order| order.agent_timeout));
+        self.standby_watch.set_order(order.map(|order| order.agent_timeout));
     }
 
     /// Makes all requests that wait for a connection try another pod.
@@ -310,14 +320,14 @@ impl PodEndpoint {
         Ok(connection)
     }
 
-    /// Counts and logs a failed dial. `told` is the number of requests that get its error. The first of several failed
-    /// dials tells all of them, so that a line for each other one would say nothing new.
-    fn report_failed_dial(&self, error: &PodDialError, told: usize) {
+    /// Counts and logs a failed dial. `failed_requests` is the number of requests that get its error. The first of
+    /// several failed dials fails all of them. A line for each further dial would state nothing new.
+    fn report_failed_dial(&self, error: &PodDialError, failed_requests: usize) {
         self.settings.metrics.dial_failures.inc();
         let address = self.key.address;
-        match told {
+        match failed_requests {
             0 => debug!(pod = %self.uid, %address, %error, "dial failed"),
-            _ => info!(pod = %self.uid, %address, %error, told, "dial failed"),
+            _ => info!(pod = %self.uid, %address, %error, failed_requests, "dial failed"),
         }
     }
 

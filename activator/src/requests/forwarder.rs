@@ -86,7 +86,7 @@ impl RequestForwarder {
         self.request_log.apply_batch(&batch);
         self.telemetry.apply_batch(&batch);
         // Before the routes: a host that is routed over TLS has its certificate.
-        self.certificates.set_tls(&self.edge_policy.current().tls);
+        self.certificates.set_tls(&self.edge_policy.current());
         self.certificates.apply_batch(&batch);
         let removed_cas = self.client_cas.apply_batch(&batch);
         let ports_changed = self.routes.apply(batch);
@@ -124,6 +124,7 @@ impl RequestForwarder {
         let must_reconnect =
             may_reconnect && matches!(&routed, Err(ProxyRequestError::MisdirectedRequest));
         async move {
+            // The future is dropped if the client goes, which the guard then counts.
             let mut cancelled = CancelledRequestGuard(Some(&self.metrics));
             let response = match routed {
                 Ok(Routed::Forward(pending)) => self.forward(pending, &mut observers).await,
@@ -170,6 +171,7 @@ impl RequestForwarder {
             () = timer.expired() => return Err(ProxyRequestError::Timeout),
         };
         observers.set_pod(&pod_response.permit.pod);
+        // Only now: a wait for a pod is no part of the exchange that the rule limits.
         if let Some(deadline) = pod_response.deadline {
             timer.limit_deadline(deadline);
         }
@@ -232,6 +234,7 @@ fn is_for_guarded_host(head: &request::Parts, connection: &ClientConnection) -> 
 fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
     let code = failure.status().as_u16();
     match failure {
+        // These involve a pod, or the time that its Revision takes: operators look for them.
         ProxyRequestError::Timeout
         | ProxyRequestError::DialFailed { .. }
         | ProxyRequestError::ExchangeFailed { .. } => {

@@ -86,11 +86,12 @@ pub(crate) struct PendingRequest {
 /// Form that a pending request has at its present stage. One that comes back from a pod waits as `Prepared`.
 #[derive(Debug)]
 pub(crate) enum RequestStage {
-    /// It waits for a pod, as it has come: waiting heads are charged by their size, and a prepared one is larger.
+    /// The request waits for a pod, as it has come: waiting heads are charged by their size, and a prepared one is
+    /// larger.
     Waiting(Request<PodRequestBody>),
-    /// Its head is in the form for the pod.
+    /// The head is in the form for the pod.
     Prepared(Request<PodRequestBody>),
-    /// A pod's connection has it, or its head could not be prepared.
+    /// A pod's connection has the request, or its head could not be prepared.
     Sent,
 }
 
@@ -199,14 +200,14 @@ fn host_rewrite(service_match: &ServiceMatch) -> Option<HostRewrite<'_>> {
     service_match.domain()?.host_rewrite.as_deref().map(HostRewrite::OfMapping)
 }
 
-/// Changes the path to the one that pods receive, also where the client wrote the target in another form than hyper has
-/// read.
+/// Changes the path to the one that pods receive, in the head and in the raw bytes that the client sent for it.
 fn change_target(
     head: &mut request::Parts,
     service_match: &ServiceMatch,
 ) -> Result<(), ProxyRequestError> {
     let refused =
         |UnclearPath| ProxyRequestError::BadRequest("the path cannot do without its prefix".into());
+    // `OPTIONS *` has no path that a rule could change.
     let Some(target) = head.uri.path_and_query().filter(|it| it.path().starts_with('/')) else {
         return Ok(());
     };
@@ -220,6 +221,7 @@ fn change_target(
     let mut parts = std::mem::take(&mut head.uri).into_parts();
     parts.path_and_query = Some(target);
     head.uri = Uri::from_parts(parts).map_err(|error| malformed(error.into()))?;
+    // Over HTTP/1.1 the raw bytes are what the pod receives, so both forms have to change.
     if let Some(RawRequestTarget(raw)) = head.extensions.get_mut::<RawRequestTarget>()
         && let Some(changed) = service_match.changed_target(raw)
     {

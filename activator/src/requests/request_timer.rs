@@ -60,8 +60,8 @@ impl RequestTimer {
         self.idle_timeout
     }
 
-    /// Brings the deadline of the whole request forward to this one, from the next time on at which the timer is set.
-    /// It is that of a rule.
+    /// Brings the deadline of the whole request forward to the earlier one of a rule. It counts once the timer is set
+    /// again, by [`restart_idle_timeout`](Self::restart_idle_timeout).
     pub(crate) fn limit_deadline(&mut self, deadline: Instant) {
         if deadline < self.deadline {
             self.deadline = deadline;

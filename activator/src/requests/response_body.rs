@@ -4,8 +4,8 @@
 //! stays, the text of the failure is appended, and the response ends. A response with a stated length cannot end before
 //! that length. It is cut off behind the text, or without the text if that would not fit.
 //!
-//! Beyond the deadline of a rule of the Gateway API, each response is cut off without a text: clients would take a graceful
-//! end for that of the whole response.
+//! Beyond the deadline of a rule of the Gateway API, each response is cut off without a text. Clients would take a
+//! graceful end for that of the whole response.
 
 use std::{
     pin::Pin,
@@ -202,6 +202,7 @@ impl ForwardedPodBody {
         }
         let text = ProxyRequestError::Timeout.to_string();
         self.timeout_state = match self.body.size_hint().exact() {
+            // Without the text: clients would take a graceful end for that of the whole response.
             _ if self.timer.is_rule_deadline_over() => ResponseTimeoutState::Aborted,
             None => ResponseTimeoutState::EndedWithText,
             Some(left) if left < text.len() as u64 => ResponseTimeoutState::Aborted,

@@ -180,18 +180,20 @@ impl RouteChooser<'_> {
         let rule = rules.find(head);
         let rule = rule.map_err(|error| path_failure(error, &host, head.uri.path()))?;
         let is_https = is_https(&head.headers, sender, &self.edge_policy.current());
+        // A redirect needs no backend, so that weights must not refuse it.
         if rule.redirect.is_some() {
             return redirect_by_rule(rule, head, &host, is_https).map(RouteChoice::RuleRedirect);
         }
+        // For each request, not for each connection: weights are shares of requests.
         let picked = PickedBackend::pick(rule, random_u64());
-        let picked = picked.ok_or_else(|| rule.no_backend())?;
+        let picked = picked.ok_or_else(|| rule.no_backend_error())?;
         let service = match picked.target() {
             RoutedTarget::Service(name) => {
                 let missing = || ProxyRequestError::NoRevision(name.to_string());
                 self.routes.service_by_name(name).ok_or_else(missing)?
             }
             RoutedTarget::Plain(service) => Arc::clone(service),
-            RoutedTarget::Unresolved => return Err(rule.no_backend()),
+            RoutedTarget::Unresolved => return Err(rule.no_backend_error()),
         };
         // Checked before the request waits, and done once it has a pod.
         let path = head.uri.path();
@@ -225,7 +227,7 @@ impl RouteChooser<'_> {
         if entrypoint != Entrypoint::Internal {
             return None;
         }
-        let revision = headers::named_revision(&head.headers)?;
+        let revision = headers::read_chosen_revision(&head.headers)?;
         self.edge_policy.current().is_trusted_ingress(sender.address).then_some(revision)
     }
 
@@ -308,7 +310,7 @@ fn redirect_by_rule(
     own_host: &str,
     is_https: bool,
 ) -> Result<RuleRedirect, ProxyRequestError> {
-    let redirect = rule.redirect.as_ref().ok_or_else(|| rule.no_backend())?;
+    let redirect = rule.redirect.as_ref().ok_or_else(|| rule.no_backend_error())?;
     let is_https = redirect.is_https.unwrap_or(is_https);
     let target = headers::request_target(head);
     let unclear = |UnclearPath| path_failure(HostPathError::UnclearPath, own_host, head.uri.path());
@@ -320,7 +322,7 @@ fn redirect_by_rule(
     let location = headers::redirect_location(head, is_https, host, redirect.port, path);
     Ok(RuleRedirect {
         rule: Arc::clone(rule),
-        status: StatusCode::from_u16(redirect.status).map_err(|_bad| rule.no_backend())?,
+        status: StatusCode::from_u16(redirect.status).map_err(|_bad| rule.no_backend_error())?,
         location: location.ok_or_else(|| ProxyRequestError::UnknownService(String::new()))?,
     })
 }

@@ -1,8 +1,8 @@
 //! Shell: bytes of a raw TCP connection, passed on between client and pod as if there were no activator.
 //!
 //! The end of one direction is passed on, and the other direction continues. If one side breaks off, all that has come
-//! from it is passed on before the connection ends, unless the other side does not take it in time. While nothing
-//! passes, a connection holds neither buffer nor pipe.
+//! from it is passed on before the connection ends. The other side must take it in time. While nothing passes, a
+//! connection holds neither buffer nor pipe.
 
 use std::{
     io,
@@ -180,8 +180,8 @@ pub(super) async fn run_directions(
                 down_ended = true;
                 end
             }
-            // No read finds out that a side is gone from which nothing is read: it has closed its half, or the other
-            // side takes no more bytes.
+            // A side from which nothing is read may be gone: it has closed its half, or the other side takes no more
+            // bytes. No read would find that out.
             error = wait_broken.as_mut() => Err(error),
         };
         match end {

@@ -27,10 +27,10 @@ pub struct PodLoad {
 pub enum PodRank {
     /// Hints prefer the pod.
     Preferred,
-    /// Hints do not prefer the pod, and it is not passed over.
+    /// Hints do not prefer the pod, and it need not stay frozen.
     #[default]
     Usual,
-    /// The pod is passed over: it has a standby order, and is to stay frozen while a pod without one takes requests.
+    /// The pod has a standby order, and stays frozen while a pod without one takes requests.
     Standby,
 }
 

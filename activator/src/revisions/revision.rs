@@ -325,12 +325,12 @@ impl ActivatorRevision {
         });
     }
 
-    /// Performs the actions of a pod's watch until nothing is awaited from the pod.
-    async fn follow_thaw_watch(self: Arc<Self>, pod: Arc<PodEndpoint>) {
-        while let Some(action) = pod.thaw_watch.next_action().await {
+    /// Performs the actions of a pod's standby watch until the watch awaits nothing any more.
+    async fn perform_watch_actions(self: Arc<Self>, pod: Arc<PodEndpoint>) {
+        while let Some(action) = pod.standby_watch.next_action().await {
             match action {
                 StandbyWatchAction::Query(number) => {
-                    pod.thaw_watch.start_query(pod.key.address.ip(), number);
+                    pod.standby_watch.start_query(pod.key.address.ip(), number);
                 }
                 StandbyWatchAction::PassOver => self.pass_over_pod(&pod),
                 StandbyWatchAction::UseAgain => self.use_pod_again(&pod),
@@ -338,8 +338,8 @@ impl ActivatorRevision {
         }
     }
 
-    /// Passes over a frozen pod: nothing shows that it was thawed. What it may have received stays with it. Requests whose
-    /// connection is not open yet go elsewhere, and the controller is asked for another pod.
+    /// Passes over a frozen pod: nothing shows that it was thawed. Requests that it may have received stay with it.
+    /// Requests whose connection is not open yet go elsewhere, and a report asks the controller for another pod.
     fn pass_over_pod(self: &Arc<Self>, pod: &PodEndpoint) {
         info!(revision = %self.name, pod = %pod.uid, "frozen pod passed over: no sign that it was thawed");
         self.update_and_dispatch(|state| {
@@ -356,7 +356,7 @@ impl ActivatorRevision {
         self.context.pod_settings.metrics.pods_passed_over.inc();
     }
 
-    /// Ends that: the pod runs, has no standby order any more, or is gone.
+    /// Uses a passed-over pod again: it runs, has no standby order any more, or is gone.
     fn use_pod_again(self: &Arc<Self>, pod: &PodEndpoint) {
         info!(revision = %self.name, pod = %pod.uid, "frozen pod is used again");
         self.update_and_dispatch(|state| {
@@ -478,7 +478,7 @@ impl ActivatorRevision {
     }
 
     /// Runs `step` on the slots, if the Revision keeps state of them. If it keeps none and `creates_slots` is true, the
-    /// state is created first: a claim or grant that arrives is a reason, a withdrawal is none.
+    /// state is created first. A claim or grant that arrives is a reason for that, a withdrawal is none.
     fn handle_slot_event(
         self: &Arc<Self>,
         creates_slots: bool,
@@ -522,8 +522,8 @@ impl ActivatorRevision {
     ) -> PodPermit {
         let pod =
             active.pods.get(&key).expect("the wait queue knows only pods that `update_pods` named");
-        if pod.thaw_watch.start_use() {
-            tokio::spawn(Arc::clone(self).follow_thaw_watch(Arc::clone(pod)));
+        if pod.standby_watch.start_use() {
+            tokio::spawn(Arc::clone(self).perform_watch_actions(Arc::clone(pod)));
         }
         PodPermit { pod: Arc::clone(pod), revision: Arc::clone(self) }
     }

@@ -76,8 +76,7 @@ pub struct PodTableEntry {
     pub address: Option<SocketAddr>,
     /// True if the RouteTable lists the pod as ready.
     pub is_ready: bool,
-    /// True if the RouteTable lists the pod as starting, and the report for which it waits has come: the agent of its
-    /// node reports the pod as ready.
+    /// True if the agent of its node reports the pod as ready, while the RouteTable still lists it as starting.
     pub is_early_ready: bool,
     /// Standby order: the pod is frozen while nothing uses it; `None`: it runs.
     pub standby: Option<StandbyOrder>,
@@ -103,8 +102,8 @@ pub struct PodServingAddress {
 }
 
 impl PodTableEntry {
-    /// Returns true if the pod takes requests. An early-ready pod takes them only without a hard limit, which is a
-    /// `limit` of 0: other activators grant the slots of pods that the table lists as ready.
+    /// Returns true if the pod takes requests, with the Revision's hard limit; 0: it has none. With a limit, an
+    /// early-ready pod takes none yet: activators grant slots only of pods that the table lists as ready.
     pub fn takes_requests(&self, limit: u32) -> bool {
         self.is_ready || (self.is_early_ready && limit == 0)
     }
@@ -142,9 +141,9 @@ pub struct ActivatorTopology {
 /// Ranking of a Revision's pods for the requests of one activator, by their standby orders and their hints.
 #[derive(Debug)]
 pub struct PodRanking<'a> {
-    /// True if pods with a standby order are passed over, because a pod without one takes requests.
-    passes_over_standby: bool,
-    /// Rule by the hints of the ready pods that are not passed over.
+    /// True if a pod without a standby order takes requests, so that those with one stay frozen.
+    prefers_running: bool,
+    /// Rule by the hints of the ready pods that need not stay frozen.
     rule: SelectionRule,
     topology: &'a ActivatorTopology,
 }
@@ -153,17 +152,18 @@ impl<'a> PodRanking<'a> {
     /// Derives the ranking from all pods of the Revision, with their hard limit.
     pub fn new(pods: &PodTable, limit: u32, topology: &'a ActivatorTopology) -> Self {
         let is_running = |pod: &PodTableEntry| pod.takes_requests(limit) && pod.standby.is_none();
-        let passes_over_standby = pods.values().any(is_running);
+        let prefers_running = pods.values().any(is_running);
+        // Without the pods that stay frozen, or their hints might leave no pod to prefer.
         let ready = pods
             .values()
-            .filter(move |pod| pod.is_ready && !(passes_over_standby && pod.standby.is_some()));
+            .filter(move |pod| pod.is_ready && !(prefers_running && pod.standby.is_some()));
         let rule = SelectionRule::of_hints(ready.map(|pod| &pod.hints), &topology.own_place);
-        Self { passes_over_standby, rule, topology }
+        Self { prefers_running, rule, topology }
     }
 
     /// Returns the rank of a pod of the Revision.
     pub fn rank(&self, pod: &PodTableEntry) -> PodRank {
-        if self.passes_over_standby && pod.standby.is_some() {
+        if self.prefers_running && pod.standby.is_some() {
             PodRank::Standby
         } else if pod.is_ready && self.prefers(&pod.hints) {
             PodRank::Preferred
@@ -175,8 +175,8 @@ impl<'a> PodRanking<'a> {
 
     /// Returns true if the activator prefers a ready pod with these hints.
     ///
-    /// Where hints for zones count, each activator prefers a pod for a zone without an activator too: otherwise none
-    /// would, and the pod would get hardly any request.
+    /// Where hints for zones count, some pods are for a zone without an activator. Each activator prefers them as well,
+    /// or they would get hardly any request.
     fn prefers(&self, hints: &TopologyHints) -> bool {
         let is_for_all =
             self.rule == SelectionRule::SameZone && !self.topology.zones.contains(&hints.zone);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn standby_pods_are_passed_over_while_another_pod_takes_requests() {
+    fn standby_pods_come_last_while_another_pod_takes_requests() {
         use PodRank::{Preferred, Standby, Usual};
         let standby = |zone: &str| PodTableEntry {
             standby: Some(fixtures::standby_order()),
@@ -276,7 +276,7 @@ mod tests {
         let with = |third: &PodTableEntry| [orders[0].clone(), orders[1].clone(), third.clone()];
         for limit in [0, 1] {
             assert_eq!(in_zone(with(&starting), limit), [Preferred, Usual, Usual]);
-            // Only the hints of pods that are not passed over count.
+            // The hints of a pod that stays frozen do not count.
             assert_eq!(in_zone(with(&ready_pod("a")), limit), [Standby, Standby, Preferred]);
             assert_eq!(in_zone(with(&ready_pod("")), limit), [Standby, Standby, Usual]);
         }

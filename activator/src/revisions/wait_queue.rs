@@ -19,10 +19,11 @@
 //! | waiter | `W`, the shell's handle of a waiting request; the queue only returns it |
 //! | early-ready pod | pod that the agent of its node has reported as ready before the RouteTable lists it so |
 //! | open pod | ready or early-ready pod that takes requests |
-//! | paused pod | such a pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
-//! | passed-over pod | such a pod with a standby order that gets no requests, because nothing shows that it was thawed |
+//! | paused pod | ready pod that gets no requests for a while, because a dial to it failed or got no SYN-ACK |
+//! | passed-over pod | pod with a standby order that gets no requests, because nothing shows that it was thawed |
 //! | closed pod | pod that takes no requests, but still has some in flight |
-//! | rank | place of a pod in the choice: pods that hints prefer come first, passed-over standby pods come last |
+//! | withheld pod | paused or passed-over pod: it is not open, even if the RouteTable lists it as ready |
+//! | rank | place of a pod in the choice: pods that hints prefer come first, pods that are to stay frozen last |
 //! | capacity | without a hard limit: any open pod; with one: a free slot of [`RevisionSlots`] at an open pod |
 //!
 //! [`RevisionSlots`]: crate::slots::revision_slots::RevisionSlots
@@ -67,11 +68,11 @@ pub struct WaitQueueFull;
 /// State of a pod in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodQueueState {
-    /// It takes requests.
+    /// The pod takes requests.
     Open,
-    /// It gets no requests for a while: a dial failed or got no SYN-ACK, or nothing shows that the pod was thawed.
+    /// The pod is withheld: a dial failed or got no SYN-ACK, or nothing shows that the pod was thawed.
     Paused,
-    /// It takes no requests, and still has some in flight.
+    /// The pod takes no requests, and still has some in flight.
     Closed,
 }
 
@@ -103,8 +104,8 @@ pub struct WaitQueue<W> {
     closed_pods: BTreeMap<PodEndpointKey, u32>,
     /// Ready pods that get no requests for a while: a dial failed or got no SYN-ACK.
     paused_pods: BTreeMap<PodEndpointKey, PauseNumber>,
-    /// Pods that get no requests until their [use again](Self::use_again), also while they are not ready: nothing shows that
-    /// they were thawed.
+    /// Pods of which nothing shows that they were thawed, also while they are not ready. They get no requests until
+    /// [`use_again`](Self::use_again).
     passed_over_pods: BTreeSet<PodEndpointKey>,
     last_pause: u64,
     /// Position of round robin among the open pods.
@@ -247,11 +248,13 @@ impl<W> WaitQueue<W> {
     ) -> Vec<DispatchedRequest<W>> {
         let ready: BTreeSet<PodEndpointKey> = ready.into_iter().collect();
         self.limit = limit;
+        // A pod that was not ready in between begins without a pause. Passed-over pods stay so until `use_again`.
         self.paused_pods.retain(|pod, _| ready.contains(pod));
         // Requests in flight survive the change: a pod that is ready again continues with the number it had.
         for load in std::mem::take(&mut self.open_pods) {
             self.closed_pods.insert(load.key, load.in_flight);
         }
+        // In the order of the keys, in which `find_open` and `open_range` search.
         let open = ready.iter().copied().filter(|pod| !self.is_withheld(pod));
         for pod in open.collect::<Vec<_>>() {
             let in_flight = self.closed_pods.remove(&pod).unwrap_or(0);
@@ -294,6 +297,7 @@ impl<W> WaitQueue<W> {
         pod: PodEndpointKey,
         random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
+        // A pod that is not open gets its slots by `set_free_slots` when it opens.
         let Ok(at) = self.find_open(pod) else { return Vec::new() };
         self.open_pods[at].free_slots += 1;
         self.dispatch_waiting(random)
@@ -367,6 +371,7 @@ impl<W> WaitQueue<W> {
         if !self.close_pod(pod) {
             return None;
         }
+        // The number distinguishes the end of this pause from that of a later one of the same pod.
         self.last_pause += 1;
         let pause = PauseNumber(self.last_pause);
         self.paused_pods.insert(pod, pause);
@@ -394,18 +399,20 @@ impl<W> WaitQueue<W> {
         self.reopen_pod(pod, random)
     }
 
-    /// Passes over `pod`: it gets no request until [`use_again`](Self::use_again), whatever the RouteTable states of it.
+    /// Passes over `pod`: it gets no request until [`use_again`](Self::use_again), even if the RouteTable lists it as
+    /// ready.
     pub fn pass_over(&mut self, pod: PodEndpointKey) {
         self.passed_over_pods.insert(pod);
         self.close_pod(pod);
     }
 
-    /// Ends that. Returns the requests dispatched by it.
+    /// Uses a passed-over pod again. Returns the requests dispatched by it.
     pub fn use_again(
         &mut self,
         pod: PodEndpointKey,
         random: impl FnMut() -> u64,
     ) -> Vec<DispatchedRequest<W>> {
+        // A pause of the same pod goes on, so that `reopen_pod` may leave it closed.
         if self.passed_over_pods.remove(&pod) {
             return self.reopen_pod(pod, random);
         }
@@ -416,6 +423,7 @@ impl<W> WaitQueue<W> {
     fn close_pod(&mut self, pod: PodEndpointKey) -> bool {
         let Ok(at) = self.find_open(pod) else { return false };
         let load = self.open_pods.remove(at);
+        // Its requests go on, and are counted again if the pod opens before they end.
         if load.in_flight > 0 {
             self.closed_pods.insert(pod, load.in_flight);
         }

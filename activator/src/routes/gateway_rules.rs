@@ -29,8 +29,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct GatewayHostRules {
     key: GatewayHostKey,
-    /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
-    certificate: Option<NamespacedName>,
+    /// Secrets whose certificates the host has for TLS; none: the certificate is chosen by names.
+    certificates: Vec<NamespacedName>,
     /// Prefixes of all rules, each under its own text. None if each rule has all paths and keeps them, so that no path is
     /// unclear.
     prefixes: BTreeMap<SmolStr, SmolStr>,
@@ -56,7 +56,7 @@ pub(crate) struct GatewayRule {
     pub(crate) redirect: Option<RequestRedirect>,
     /// Change of the URL of requests; `None`: backends receive it as it is.
     pub(crate) rewrite: Option<UrlRewrite>,
-    /// Timeouts of requests.
+    /// Timeouts that the rule states for its requests.
     pub(crate) timeouts: RuleTimeouts,
     path: PathMatch,
     method: Option<String>,
@@ -76,7 +76,7 @@ pub(crate) struct RoutedBackend {
     pub(crate) response_headers: HeaderEdits,
 }
 
-/// Backend that was picked for a request, with its rule.
+/// Backend that was picked for one request, with the rule that has it.
 #[derive(Debug)]
 pub(crate) struct PickedBackend {
     pub(crate) rule: Arc<GatewayRule>,
@@ -99,19 +99,19 @@ impl GatewayHostRules {
     /// Makes the rules of a host. DomainMappings have the hosts and wildcards `reserved_hosts`.
     pub(crate) fn new(
         key: GatewayHostKey,
-        certificate: Option<NamespacedName>,
+        certificates: Vec<NamespacedName>,
         reserved_hosts: &[String],
         rules: Vec<GatewayRule>,
     ) -> Self {
         let all_paths = PathMatch::Prefix(PathPrefix::ALL);
-        // A server would leave the prefix that replaces `/` by a `..` behind it.
+        // A replaced `/` is a prefix too: by a `..` behind it, a server would leave the prefix that replaces it.
         let has_paths = rules.iter().any(|it| it.path != all_paths || it.replaces_prefix());
         let prefixes = rules.iter().filter(|_| has_paths).map(|it| SmolStr::from(it.path.prefix()));
         let prefixes = prefixes.map(|it| (it.clone(), it)).collect();
         let reserved_hosts = reserved_hosts.iter().map(|it| wildcard_suffix(it).unwrap_or(it));
         Self {
             key,
-            certificate,
+            certificates,
             prefixes,
             rules: rules.into_iter().map(Arc::new).collect(),
             reserved_hosts: reserved_hosts.map(Into::into).collect(),
@@ -123,9 +123,9 @@ impl GatewayHostRules {
         &self.key
     }
 
-    /// Secret whose certificate the host has for TLS.
-    pub(crate) fn certificate(&self) -> Option<&NamespacedName> {
-        self.certificate.as_ref()
+    /// Secrets whose certificates the host has for TLS, in the order of their choice.
+    pub(crate) fn certificates(&self) -> &[NamespacedName] {
+        &self.certificates
     }
 
     /// Returns true if a DomainMapping has a host that the rules are for otherwise, in force or not.
@@ -147,6 +147,7 @@ impl GatewayHostRules {
             let longest = longest_prefix(&self.prefixes, head.uri.path());
             longest.map_err(|UnclearPath| HostPathError::UnclearPath)?.map(SmolStr::as_str)
         };
+        // The rules are in the order of their precedence, so that the first one that fits wins.
         let mut rules = self.rules.iter();
         rules.find(|it| it.fits(head, longest)).ok_or(HostPathError::NoRule)
     }
@@ -178,7 +179,7 @@ impl GatewayRule {
     }
 
     /// Failure of a request that has no backend.
-    pub(crate) fn no_backend(&self) -> ProxyRequestError {
+    pub(crate) fn no_backend_error(&self) -> ProxyRequestError {
         let route = self.route.to_string();
         match self.is_grpc {
             true => ProxyRequestError::NoGrpcBackend(route),
@@ -230,6 +231,7 @@ impl GatewayRule {
 
     /// Chooses a backend by the weights, and returns its position; `None`: there is none. `random` is uniform over u64.
     fn pick_position(&self, random: u64) -> Option<usize> {
+        // Without backends, or if all weights are 0, the remainder by zero is `None`.
         let total: u64 = self.backends.iter().map(|it| u64::from(it.weight)).sum();
         let mut remainder = random.checked_rem(total)?;
         self.backends.iter().position(|backend| {

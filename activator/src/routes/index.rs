@@ -76,8 +76,8 @@ pub enum ActivatorListing {
 /// Rules of a host for handshakes of TLS.
 #[derive(Clone, Debug, Default)]
 pub struct HandshakeRules {
-    /// Secret whose certificate is presented; `None`: the certificate is chosen by names.
-    pub certificate: Option<NamespacedName>,
+    /// Secrets whose certificates are for the host; none: the certificate is chosen by names.
+    pub certificates: Vec<NamespacedName>,
     /// Rule for certificates of clients; `None`: clients are asked for none.
     pub client_auth: Option<ClientAuth>,
     /// Service that gets the bytes within TLS as raw TCP; `None`: they are HTTP.
@@ -193,8 +193,8 @@ impl RouteIndex {
         }
     }
 
-    /// Service behind a host as a list of hosts shows it: a host with path rules is followed by one of its prefixes,
-    /// and a wildcard stands for itself.
+    /// Service behind a host in the form of the list of hosts. A host with path rules is followed by one of its
+    /// prefixes, and a wildcard stands for itself.
     pub(crate) fn match_listed_host(&self, listed: &str) -> Option<ServiceMatch> {
         let index = self.read();
         let rule = || {
@@ -211,14 +211,15 @@ impl RouteIndex {
         let tcp_service = index.tcp_service_of_host(host, DomainProtocol::TcpOverTls);
         let Some(found) = index.match_host(host) else {
             if let Some(rules) = index.gateway_host(true, host) {
-                let certificate = rules.certificate().cloned();
-                return HandshakeRules { certificate, client_auth: None, tcp_service: None };
+                let certificates = rules.certificates().to_vec();
+                return HandshakeRules { certificates, client_auth: None, tcp_service: None };
             }
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
-            return HandshakeRules { certificate, client_auth, tcp_service };
+            let certificates = certificate.into_iter().collect();
+            return HandshakeRules { certificates, client_auth, tcp_service };
         };
         let rules = found.domain().map(|it| HandshakeRules {
-            certificate: it.certificate.clone(),
+            certificates: it.certificate.iter().cloned().collect(),
             client_auth: it.client_auth.clone(),
             tcp_service,
         });
@@ -357,6 +358,7 @@ impl RouteIndex {
         let mut index = self.write();
         let mut changes = index.changes_with_removals(batch);
         self.apply_gateway_hosts(&mut index, &mut changes);
+        // Compared afterwards: a zone that gained or lost its only activator changes ranks of pods elsewhere.
         let zones_before = index.activator_zones();
         for change in changes.into_values() {
             match change {

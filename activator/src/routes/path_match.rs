@@ -191,7 +191,7 @@ fn encoded_byte(text: &[u8]) -> Option<u8> {
 /// Fails if the rest begins with `//` or `/\`, which browsers' parsers of URLs read alike: some servers would take what
 /// follows for a host.
 pub fn strip_segments(target: &[u8], depth: usize) -> Result<Vec<u8>, UnclearPath> {
-    let rest = behind_segments(target, depth);
+    let rest = skip_segments(target, depth);
     match rest {
         [b'/', b'/' | b'\\', ..] => Err(UnclearPath),
         [b'/', ..] => Ok(rest.to_vec()),
@@ -200,7 +200,7 @@ pub fn strip_segments(target: &[u8], depth: usize) -> Result<Vec<u8>, UnclearPat
 }
 
 /// Returns the part of path and query behind the first `depth` segments of the path: from the next `/` on, else the query.
-pub fn behind_segments(target: &[u8], depth: usize) -> &[u8] {
+pub fn skip_segments(target: &[u8], depth: usize) -> &[u8] {
     let end = path_end(target);
     let mut slashes = (0..end).filter(|&at| target[at] == b'/');
     &target[slashes.nth(depth).unwrap_or(end)..]

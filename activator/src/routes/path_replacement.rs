@@ -2,7 +2,7 @@
 
 use common::wire::PathModifier;
 
-use crate::routes::path_match::{UnclearPath, behind_segments, path_end, strip_segments};
+use crate::routes::path_match::{UnclearPath, path_end, skip_segments, strip_segments};
 
 /// Returns path and query of a request with another path. `depth` is the number of segments of the prefix by which its
 /// rule has matched the path, which begins with `/`.
@@ -17,7 +17,7 @@ pub(crate) fn replace_path(
         PathModifier::FullPath(path) => Ok([path.as_bytes(), &target[path_end(target)..]].concat()),
         PathModifier::Prefix(prefix) if prefix.is_empty() => strip_segments(target, depth),
         PathModifier::Prefix(prefix) => {
-            Ok([prefix.as_bytes(), behind_segments(target, depth)].concat())
+            Ok([prefix.as_bytes(), skip_segments(target, depth)].concat())
         }
     }
 }

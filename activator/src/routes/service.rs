@@ -19,7 +19,7 @@ pub struct RoutedService {
     pub targets: Box<[TrafficShare]>,
     /// Path of new connections inside the cluster: directly to pods, or by activators.
     pub path: ConnectionPath,
-    /// Start of the time in which it has its present path.
+    /// Time since which the service has its present path.
     pub path_since: Instant,
     /// Protocol of the port; `None`: that of the Revision.
     pub protocol: Option<AppProtocol>,
@@ -34,9 +34,9 @@ pub struct RoutedService {
 }
 
 impl RoutedService {
-    /// Returns true if a connection to its port is one request of raw TCP. Without a protocol of its own, it is so if
-    /// all of its Revisions in the table speak raw TCP. `None`: the table contains none of its Revisions, and it serves
-    /// no https inside the cluster, which no service of raw TCP does.
+    /// Returns true if a connection to its port is one request of raw TCP. Without a protocol of its own, all of its
+    /// Revisions in the table must speak raw TCP. `None`: the table contains none of its Revisions. A service with
+    /// https inside the cluster is never one of raw TCP.
     pub fn takes_raw_tcp(&self) -> Option<bool> {
         let is_tcp = |protocol: AppProtocol| protocol == AppProtocol::Tcp;
         if let Some(protocol) = self.protocol {
@@ -124,11 +124,11 @@ pub(crate) struct OpenPorts {
 /// Protocol of the connections to a port of the activator.
 #[derive(Clone, Debug)]
 pub enum PortProtocol {
-    /// They bring requests of HTTP.
+    /// Connections bring requests of HTTP.
     Http,
-    /// Each is one request of raw TCP for this service.
+    /// Each connection is one request of raw TCP for this service.
     RawTcp(Arc<RoutedService>),
-    /// The RouteTable does not name it: the service of the port is missing, or all of its Revisions are.
+    /// The RouteTable does not name the protocol: the service of the port is missing, or all of its Revisions are.
     Unknown,
 }
 

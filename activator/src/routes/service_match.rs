@@ -44,8 +44,8 @@ impl ServiceMatch {
         rule.strips_prefix.then_some(&rule.prefix)
     }
 
-    /// Returns path and query of a request, which begin with `/`, as pods receive them. `None`: unchanged. Fails if the
-    /// path cannot do without its prefix.
+    /// Returns path and query of a request, which begin with `/`, as pods receive them. `None`: unchanged. Fails if a
+    /// server could read the path without its prefix in two ways.
     pub fn changed_target(&self, target: &[u8]) -> Option<Result<Vec<u8>, UnclearPath>> {
         if let Some(picked) = &self.picked_backend {
             return picked.rule.rewritten_target(target);

@@ -329,7 +329,7 @@ impl SlotLedger {
 }
 
 /// Returns the next activator that gets a slot, and the pod of the slot: the one with the most free slots. A pod that
-/// is passed over because of its standby order comes last.
+/// is to stay frozen, by its standby order, comes last.
 fn next_assignment(
     claimants: &[SlotClaimant<'_>],
     free: &SlotsByPod,

@@ -38,7 +38,7 @@ pub struct RevisionSlots {
     limit: u32,
     /// Pods that the RouteTable lists as ready.
     ready_pods: BTreeSet<SmolStr>,
-    /// Subset of `ready_pods` that is passed over because of standby orders: its slots are given last.
+    /// Subset of `ready_pods` that is to stay frozen, by standby orders: its slots are given last.
     standby_pods: BTreeSet<SmolStr>,
     /// Subset of `ready_pods` that takes requests of this activator.
     open_pods: BTreeSet<SmolStr>,
@@ -142,7 +142,7 @@ impl RevisionSlots {
         (self.limit, self.ready_pods) = (limit, ready);
     }
 
-    /// Sets the ready pods that are passed over because of their standby orders.
+    /// Sets the ready pods that come last because of their standby orders.
     pub fn on_standby(&mut self, standby: BTreeSet<SmolStr>) {
         self.standby_pods = standby;
     }

@@ -52,7 +52,7 @@ pub struct RowLabels {
     pub status: u16,
 }
 
-/// Values by bucket.
+/// Distribution of values over buckets, with their sum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Distribution {
     /// Upper bounds of the buckets, in the order of their size.
@@ -61,7 +61,7 @@ pub struct Distribution {
     pub buckets: Box<[u64]>,
     /// Sum of all values.
     pub sum: f64,
-    /// Number of values.
+    /// Number of values in all buckets.
     pub count: u64,
 }
 
@@ -99,7 +99,7 @@ pub struct RequestFigures {
 /// Figures of the requests with the same labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestRow {
-    /// Durations in seconds.
+    /// Durations of the requests in seconds.
     pub durations: Distribution,
     /// Sizes of the responses' bodies in bytes.
     pub response_sizes: Distribution,
@@ -130,7 +130,7 @@ impl RequestRow {
     }
 }
 
-/// All rows.
+/// Rows of all requests, of a bounded number.
 #[derive(Clone, Debug)]
 pub struct RequestRows {
     rows: HashMap<RowLabels, RequestRow>,

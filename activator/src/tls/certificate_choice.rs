@@ -1,59 +1,103 @@
-//! Pure: choice among the certificates that hosts share.
+//! Pure: choice of the certificate for a handshake, among those of the host's own rules and those that hosts share.
+
+use std::sync::Arc;
 
 use common::certificates::CertificateNames;
 
-/// Certificate that serves each host of its names, and all hosts without a certificate if it is the first one.
-#[derive(Clone, Debug)]
-pub struct SharedCertificate<C> {
+/// Certificate with the hosts that it is for.
+pub trait NamedCertificate {
     /// Hosts that the certificate is for.
-    pub names: CertificateNames,
-    /// Settings or key of the certificate.
-    pub value: C,
+    fn names(&self) -> &CertificateNames;
 }
 
-/// Chooses a certificate for a client: the one of the Secret that the mapping of its host names goes first, if it is in
-/// force. Otherwise shared ones are chosen by [`choose_shared`].
-pub fn choose_certificate<'a, C>(
-    own: Option<&'a C>,
-    shared: &'a [SharedCertificate<C>],
-    host: Option<&str>,
-) -> Option<&'a C> {
-    own.or_else(|| choose_shared(shared, host))
+impl<C: NamedCertificate> NamedCertificate for Arc<C> {
+    fn names(&self) -> &CertificateNames {
+        (**self).names()
+    }
 }
 
-/// Chooses a certificate for a client that asks for `host`, in lower case and without final dot.
-///
-/// An exact name goes before a wildcard, and a wildcard before the default, which is the first certificate. Of several
-/// with a fitting name the first counts. Clients that name no host get the default. `None`: there is no certificate.
-pub fn choose_shared<'a, C>(
-    shared: &'a [SharedCertificate<C>],
-    host: Option<&str>,
-) -> Option<&'a C> {
-    let named = host.and_then(|host| {
-        let exact = shared.iter().find(|it| it.names.has_exact(host));
-        exact.or_else(|| shared.iter().find(|it| it.names.has_wildcard_for(host)))
-    });
-    named.or_else(|| shared.first()).map(|it| &it.value)
+/// Certificates in force that one handshake may present.
+#[derive(Clone, Debug)]
+pub struct CertificateCandidates<'a, C> {
+    /// Certificates that the rules of the host name, in their order: of its DomainMapping, or of its listener.
+    pub own: Vec<&'a C>,
+    /// Shared certificates. Each is for the hosts that it names, and the first one is also the default.
+    pub shared: &'a [C],
+    /// True if no client gets the default certificate.
+    pub is_sni_strict: bool,
+}
+
+impl<'a, C: NamedCertificate> CertificateCandidates<'a, C> {
+    /// Chooses the certificate for a client that asks for `host`, in lower case and without final dot; `None`: the
+    /// client names no host. The result is `None` without any certificate for the client.
+    ///
+    /// A host's own certificates go before shared ones, whatever names they have. Among several own ones, and among
+    /// shared ones, an exact name goes before a wildcard. All other clients get the default, or none with strict SNI.
+    ///
+    /// `is_usable` returns true for certificates whose keys the client accepts. One that it does not accept gives way
+    /// to the next one for the host. Without a usable one, the first one is chosen, and the handshake fails: a
+    /// certificate of other hosts would be a wrong answer.
+    pub fn choose(self, host: Option<&str>, is_usable: impl Fn(&C) -> bool) -> Option<&'a C> {
+        let Self { own: mut candidates, shared, is_sni_strict } = self;
+        if let Some(host) = host {
+            // The sort keeps the order of certificates that name the host in the same way.
+            candidates.sort_by_key(|it| {
+                let names = it.names();
+                (!names.has_exact(host), !names.has_wildcard_for(host))
+            });
+            candidates.extend(shared.iter().filter(|it| it.names().has_exact(host)));
+            candidates.extend(shared.iter().filter(|it| it.names().has_wildcard_for(host)));
+        }
+        if candidates.is_empty() && !is_sni_strict {
+            candidates.extend(shared);
+        }
+        let first = candidates.first().copied();
+        candidates.into_iter().find(|it| is_usable(it)).or(first)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shared(value: &'static str, names: &[&str]) -> SharedCertificate<&'static str> {
+    #[derive(Debug)]
+    struct LabelledCertificate {
+        label: &'static str,
+        names: CertificateNames,
+    }
+
+    impl NamedCertificate for LabelledCertificate {
+        fn names(&self) -> &CertificateNames {
+            &self.names
+        }
+    }
+
+    fn certificate(label: &'static str, names: &[&str]) -> LabelledCertificate {
         let names = CertificateNames::new(names.iter().map(|&it| it.to_owned()));
-        SharedCertificate { names, value }
+        LabelledCertificate { label, names }
+    }
+
+    /// Label of the certificate for a client that accepts the keys of these certificates.
+    fn choose(
+        own: &[LabelledCertificate],
+        shared: &[LabelledCertificate],
+        host: Option<&str>,
+        is_usable: impl Fn(&str) -> bool,
+    ) -> Option<&'static str> {
+        let own = own.iter().collect();
+        let candidates = CertificateCandidates { own, shared, is_sni_strict: false };
+        candidates.choose(host, |it| is_usable(it.label)).map(|it| it.label)
     }
 
     #[test]
     fn exact_goes_before_wildcard_and_that_before_the_default() {
         let all = [
-            shared("default", &["other.example"]),
-            shared("wildcard", &["*.b.example"]),
-            shared("exact", &["a.b.example", "c.example"]),
-            shared("late", &["a.b.example", "*.b.example"]),
+            certificate("default", &["other.example"]),
+            certificate("wildcard", &["*.b.example"]),
+            certificate("exact", &["a.b.example", "c.example"]),
+            certificate("late", &["a.b.example", "*.b.example"]),
         ];
-        let chosen = |host| choose_shared(&all, Some(host)).copied();
+        let chosen = |host| choose(&[], &all, Some(host), |_| true);
         assert_eq!(chosen("a.b.example"), Some("exact"), "also if a wildcard comes first");
         assert_eq!(chosen("c.example"), Some("exact"));
         assert_eq!(chosen("x.b.example"), Some("wildcard"));
@@ -64,18 +108,64 @@ mod tests {
 
     #[test]
     fn the_certificate_of_a_mapping_goes_before_shared_ones() {
-        let all = [shared("exact", &["a.example"])];
-        assert_eq!(choose_certificate(Some(&"own"), &all, Some("a.example")), Some(&"own"));
-        assert_eq!(choose_certificate(None, &all, Some("a.example")), Some(&"exact"));
-        assert_eq!(choose_certificate(Some(&"own"), &[], None), Some(&"own"));
+        let (own, all) = ([certificate("own", &[])], [certificate("exact", &["a.example"])]);
+        assert_eq!(choose(&own, &all, Some("a.example"), |_| true), Some("own"));
+        assert_eq!(choose(&[], &all, Some("a.example"), |_| true), Some("exact"));
+        assert_eq!(choose(&own, &[], Some("a.example"), |_| true), Some("own"));
+    }
+
+    #[test]
+    fn of_several_own_certificates_the_one_with_the_name_is_chosen() {
+        let own = [
+            certificate("other", &["b.example"]),
+            certificate("wildcard", &["*.example"]),
+            certificate("exact", &["a.example"]),
+        ];
+        let chosen = |host| choose(&own, &[], Some(host), |_| true);
+        assert_eq!(chosen("a.example"), Some("exact"));
+        assert_eq!(chosen("b.example"), Some("other"));
+        assert_eq!(chosen("c.example"), Some("wildcard"));
+        assert_eq!(chosen("c.b.example"), Some("other"), "the first one for all other names");
     }
 
     #[test]
     fn a_name_without_certificate_gets_the_first() {
-        let all = [shared("first", &[]), shared("second", &["b.example"])];
-        assert_eq!(choose_shared(&all, Some("a.example")), Some(&"first"));
-        assert_eq!(choose_shared(&all, None), Some(&"first"), "no host is named");
-        assert_eq!(choose_shared::<u8>(&[], Some("a.example")), None);
-        assert_eq!(choose_shared::<u8>(&[], None), None);
+        let all = [certificate("first", &[]), certificate("second", &["b.example"])];
+        assert_eq!(choose(&[], &all, Some("a.example"), |_| true), Some("first"));
+        assert_eq!(choose(&[], &all, None, |_| true), Some("first"), "no host is named");
+        assert_eq!(choose(&[], &[], Some("a.example"), |_| true), None);
+        assert_eq!(choose(&[], &[], None, |_| true), None);
+    }
+
+    #[test]
+    fn with_strict_sni_no_client_gets_the_default() {
+        let (own, shared) = (certificate("own", &[]), [certificate("first", &["a.example"])]);
+        let chosen = |own: Vec<_>, host| {
+            let candidates = CertificateCandidates { own, shared: &shared, is_sni_strict: true };
+            candidates.choose(host, |_| true).map(|it| it.label)
+        };
+        assert_eq!(chosen(vec![], Some("a.example")), Some("first"));
+        assert_eq!(chosen(vec![], Some("b.example")), None);
+        assert_eq!(chosen(vec![], None), None, "no host is named");
+        assert_eq!(chosen(vec![&own], Some("b.example")), Some("own"), "whatever its names");
+    }
+
+    #[test]
+    fn a_client_of_one_kind_of_key_gets_the_certificate_with_that_key() {
+        let own = [certificate("own-ecdsa", &["a.example"])];
+        let shared = [
+            certificate("default", &["b.example"]),
+            certificate("ecdsa", &["a.example"]),
+            certificate("rsa-wildcard", &["*.example"]),
+            certificate("rsa", &["a.example"]),
+        ];
+        let is_rsa = |label: &str| label.starts_with("rsa");
+        let chosen = |host: &str| choose(&own, &shared, Some(host), is_rsa);
+        assert_eq!(chosen("a.example"), Some("rsa"));
+        assert_eq!(choose(&own, &shared[..3], Some("a.example"), is_rsa), Some("rsa-wildcard"));
+        assert_eq!(choose(&own, &shared[..2], Some("a.example"), is_rsa), Some("own-ecdsa"));
+        // A certificate for other hosts does not take the place of one that the client cannot use.
+        assert_eq!(choose(&[], &shared[1..2], Some("a.example"), |_| false), Some("ecdsa"));
+        assert_eq!(choose(&[], &shared, None, is_rsa), Some("rsa-wildcard"), "of the default ones");
     }
 }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use common::{certificates::CertificateFacts, wire::NamespacedName};
+use common::{
+    certificates::{CertificateFacts, CertificateNames},
+    wire::NamespacedName,
+};
 use k8s_openapi::jiff::Timestamp;
 
-use super::certificate_choice::{SharedCertificate, choose_certificate};
+use super::certificate_choice::{CertificateCandidates, NamedCertificate};
 use crate::route_facts::{CertificateChoiceFacts, CertificateRule, HostCertificateFacts};
 
 /// Most DNS names of one certificate that a page shows.
@@ -25,33 +28,37 @@ pub struct PresentedCertificate {
 pub struct CertificateSnapshot {
     by_secret: BTreeMap<NamespacedName, PresentedCertificate>,
     /// Certificates that serve all hosts, in the order of their choice.
-    shared: Vec<SharedCertificate<PresentedCertificate>>,
+    shared: Vec<PresentedCertificate>,
+    /// True if no client gets the default certificate.
+    is_sni_strict: bool,
 }
 
 impl CertificateSnapshot {
     /// Builds the snapshot from the certificates of Secrets, and from those that serve all hosts in their order.
+    /// `is_sni_strict`: no client gets the default certificate.
     pub fn new(
         secrets: impl IntoIterator<Item = (NamespacedName, PresentedCertificate)>,
         shared: impl IntoIterator<Item = PresentedCertificate>,
+        is_sni_strict: bool,
     ) -> Self {
-        let shared = shared.into_iter().map(|it| {
-            let names = it.facts.names.clone();
-            SharedCertificate { names, value: it }
-        });
-        Self { by_secret: secrets.into_iter().collect(), shared: shared.collect() }
+        let by_secret = secrets.into_iter().collect();
+        Self { by_secret, shared: shared.into_iter().collect(), is_sni_strict }
     }
 
-    /// Returns the certificate for a client that asks for `host`, with the reason. `own` is the Secret that the mapping
-    /// of the host names. The choice is that of handshakes.
+    /// Returns the certificate for a client that asks for `host`, with the reason. `own` are the Secrets that the
+    /// mapping of the host names. The choice is that of handshakes, for a client that accepts keys of each kind.
     pub fn choose(
         &self,
-        own: Option<&NamespacedName>,
+        own: &[NamespacedName],
         host: &str,
     ) -> Option<(&PresentedCertificate, CertificateRule)> {
-        let own = own.and_then(|name| self.by_secret.get(name));
-        let chosen = choose_certificate(own, &self.shared, Some(host))?;
+        let own: Vec<_> = own.iter().filter_map(|name| self.by_secret.get(name)).collect();
+        let has_own = !own.is_empty();
+        let is_sni_strict = self.is_sni_strict;
+        let candidates = CertificateCandidates { own, shared: &self.shared, is_sni_strict };
+        let chosen = candidates.choose(Some(host), |_any_key| true)?;
         let names = &chosen.facts.names;
-        let rule = if own.is_some() {
+        let rule = if has_own {
             CertificateRule::Mapping
         } else if names.has_exact(host) {
             CertificateRule::ExactName
@@ -66,11 +73,17 @@ impl CertificateSnapshot {
     /// Returns the choice for a host as pages show it.
     pub fn choice_facts(
         &self,
-        own: Option<&NamespacedName>,
+        own: &[NamespacedName],
         host: &str,
     ) -> Option<CertificateChoiceFacts> {
         let (chosen, rule) = self.choose(own, host)?;
         Some(CertificateChoiceFacts { name: chosen.name.clone(), rule })
+    }
+}
+
+impl NamedCertificate for PresentedCertificate {
+    fn names(&self) -> &CertificateNames {
+        &self.facts.names
     }
 }
 
@@ -91,7 +104,7 @@ impl PresentedCertificate {
 
 #[cfg(test)]
 mod tests {
-    use common::certificates::{CertificateNames, CertificateValidity};
+    use common::certificates::CertificateValidity;
 
     use super::*;
 
@@ -111,18 +124,19 @@ mod tests {
                 certificate("first", &hosts(&["a.example"])),
                 certificate("second", &hosts(&["*.b.example"])),
             ],
+            false,
         );
         let absent = NamespacedName::new("shop", "absent");
-        for (secret, host, name, rule) in [
-            (Some(&own), "a.example", "shop/own", CertificateRule::Mapping),
-            (Some(&absent), "a.example", "first", CertificateRule::ExactName),
-            (None, "x.b.example", "second", CertificateRule::Wildcard),
-            (None, "y.x.b.example", "first", CertificateRule::Default),
+        for (secrets, host, name, rule) in [
+            (&[absent.clone(), own][..], "a.example", "shop/own", CertificateRule::Mapping),
+            (&[absent][..], "a.example", "first", CertificateRule::ExactName),
+            (&[][..], "x.b.example", "second", CertificateRule::Wildcard),
+            (&[][..], "y.x.b.example", "first", CertificateRule::Default),
         ] {
             let expected = CertificateChoiceFacts { name: name.to_owned(), rule };
-            assert_eq!(snapshot.choice_facts(secret, host), Some(expected), "{host}");
+            assert_eq!(snapshot.choice_facts(secrets, host), Some(expected), "{host}");
         }
-        assert_eq!(CertificateSnapshot::default().choice_facts(None, "a.example"), None);
+        assert_eq!(CertificateSnapshot::default().choice_facts(&[], "a.example"), None);
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::{fmt, sync::Arc};
 
 use common::{
-    certificates::{CertificateFacts, may_replace},
+    certificates::{CertificateFacts, CertificateNames, may_replace},
     wire::CertificateMaterial,
 };
 use rustls::{ServerConfig, sign::CertifiedKey};
 
-use super::server_config::HandshakeProtocols;
+use super::{certificate_choice::NamedCertificate, server_config::HandshakeProtocols};
 
 /// Certificate that handshakes can present.
 pub struct UsableCertificate {
@@ -22,6 +22,12 @@ pub struct UsableCertificate {
     pub protocols: HandshakeProtocols,
     /// Settings of handshakes that present the certificate, and ask clients for none.
     pub config: Arc<ServerConfig>,
+}
+
+impl NamedCertificate for UsableCertificate {
+    fn names(&self) -> &CertificateNames {
+        &self.facts.names
+    }
 }
 
 impl fmt::Debug for UsableCertificate {

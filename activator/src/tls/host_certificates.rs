@@ -12,15 +12,16 @@ use common::{
     certificates::{CertificateFault, LoadedCertificate, load},
     link::RouteBatch,
     wire::{
-        CertificateMaterial, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey, TlsSettings,
+        CertificateMaterial, EdgeSettings, LOCAL_TLS_PORT, NamespacedName, RouteChange, RouteKey,
+        TlsSettings,
     },
 };
 use k8s_openapi::jiff::Timestamp;
-use rustls::ServerConfig;
+use rustls::server::ClientHello;
 use tracing::{Level, debug, info, warn};
 
 use super::{
-    certificate_choice::{SharedCertificate, choose_certificate},
+    certificate_choice::CertificateCandidates,
     certificate_snapshot::{CertificateSnapshot, PresentedCertificate},
     held_certificate::{HeldCertificate, UsableCertificate},
     server_config::{HandshakeProtocols, server_config},
@@ -45,10 +46,12 @@ struct HeldCertificates {
     /// Secrets of the installation, which serve all hosts. They may be without a certificate.
     shared_secrets: Vec<NamespacedName>,
     /// Certificates in force that serve all hosts: of these Secrets, then of the files.
-    shared: Vec<SharedCertificate<Arc<UsableCertificate>>>,
+    shared: Vec<Arc<UsableCertificate>>,
     /// Settings of operators for versions and ciphers, and what follows from them.
     tls: TlsSettings,
     protocols: HandshakeProtocols,
+    /// True if no client gets the default certificate.
+    is_sni_strict: bool,
     /// Next time, in seconds since 1970, at which a certificate that waits may come in force.
     next_promotion_s: Option<i64>,
 }
@@ -71,27 +74,18 @@ impl HostCertificates {
         Self { held: RwLock::default(), metrics }
     }
 
-    /// Chooses the certificate of a handshake. `None`: no certificate is for the client, which gets the alert
-    /// `unrecognized_name` (112).
+    /// Chooses the certificate of a handshake, as [`CertificateCandidates::choose`] does. `None`: no certificate is for
+    /// the client, which gets the alert `unrecognized_name` (112).
     ///
-    /// `own` is the Secret of the mapping of `host`. `host` is what the client asks for, in lower case and without final
-    /// dot. The rule is that of the function [`choose_certificate`].
+    /// `own` are the Secrets that the rules of `host` name. `host` is what the client asks for, in lower case and
+    /// without final dot. `is_usable` returns true for certificates whose keys the client accepts.
     pub fn choose_certificate(
         &self,
-        own: Option<&NamespacedName>,
+        own: &[NamespacedName],
         host: Option<&str>,
+        is_usable: impl Fn(&UsableCertificate) -> bool,
     ) -> Option<Arc<UsableCertificate>> {
-        self.choose_at(own, host, unix_seconds())
-    }
-
-    /// Chooses the settings of a handshake that asks clients for no certificate, as
-    /// [`choose_certificate`](Self::choose_certificate) does.
-    pub fn choose(
-        &self,
-        own: Option<&NamespacedName>,
-        host: Option<&str>,
-    ) -> Option<Arc<ServerConfig>> {
-        self.choose_certificate(own, host).map(|it| Arc::clone(&it.config))
+        self.choose_at(own, host, is_usable, unix_seconds())
     }
 
     /// Returns the certificate in force under a name. `None`: there is none, and no other one takes its place.
@@ -100,15 +94,23 @@ impl HostCertificates {
         self.read().by_secret.get(name).map(|it| Arc::clone(it.in_force()))
     }
 
-    /// Sets the versions and ciphers of handshakes that begin from now on. Equal settings change nothing.
-    pub fn set_tls(&self, settings: &TlsSettings) {
-        if self.read().tls == *settings {
+    /// Sets the versions and ciphers of handshakes that begin from now on, and if clients may get the default
+    /// certificate. Equal settings change nothing.
+    pub fn set_tls(&self, EdgeSettings { tls, is_sni_strict, .. }: &EdgeSettings) {
+        let (is_changed, has_other_protocols) = {
+            let held = self.read();
+            (held.is_sni_strict != *is_sni_strict, held.tls != *tls)
+        };
+        if !is_changed && !has_other_protocols {
             return;
         }
         let mut held = self.write();
-        held.tls.clone_from(settings);
-        held.protocols = HandshakeProtocols::new(settings);
-        held.refresh(unix_seconds(), &self.metrics);
+        held.is_sni_strict = *is_sni_strict;
+        if has_other_protocols {
+            held.tls.clone_from(tls);
+            held.protocols = HandshakeProtocols::new(tls);
+            held.refresh(unix_seconds(), &self.metrics);
+        }
     }
 
     /// Applies the certificates and settings of a batch of the RouteTable. A batch without either costs next to
@@ -146,28 +148,31 @@ impl HostCertificates {
             secrets.map(|(name, it)| (name.clone(), Arc::clone(it.in_force()))).collect();
         let shared: Vec<(String, Arc<UsableCertificate>)> =
             held.shared_sources().map(|(name, it)| (name, Arc::clone(it.in_force()))).collect();
+        let is_sni_strict = held.is_sni_strict;
         // Names are copied without the lock, which handshakes take.
         drop(held);
         let secrets = secrets.into_iter().map(|(name, it)| {
             let certificate = without_key(name.to_string(), &it);
             (name, certificate)
         });
-        CertificateSnapshot::new(
-            secrets,
-            shared.into_iter().map(|(name, it)| without_key(name, &it)),
-        )
+        let shared = shared.into_iter().map(|(name, it)| without_key(name, &it));
+        CertificateSnapshot::new(secrets, shared, is_sni_strict)
     }
 
     fn choose_at(
         &self,
-        own: Option<&NamespacedName>,
+        own: &[NamespacedName],
         host: Option<&str>,
+        is_usable: impl Fn(&UsableCertificate) -> bool,
         now_s: i64,
     ) -> Option<Arc<UsableCertificate>> {
         self.promote_due(now_s);
         let held = self.read();
-        let own = own.and_then(|name| held.by_secret.get(name)).map(HeldCertificate::in_force);
-        choose_certificate(own, &held.shared, host).cloned()
+        let own = own.iter().filter_map(|name| held.by_secret.get(name));
+        let own = own.map(HeldCertificate::in_force).collect();
+        let is_sni_strict = held.is_sni_strict;
+        let candidates = CertificateCandidates { own, shared: &held.shared, is_sni_strict };
+        candidates.choose(host, |it| is_usable(it)).cloned()
     }
 
     fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
@@ -282,6 +287,11 @@ impl UsableCertificate {
         Ok(Self { material, facts, key, protocols, config })
     }
 
+    /// Returns true if the client accepts signatures of the key, with the versions and ciphers of the settings.
+    pub fn is_usable_for(&self, client: &ClientHello<'_>) -> bool {
+        self.protocols.accept_key(&*self.key.key, client)
+    }
+
     /// Makes new settings of handshakes, with other versions and ciphers. Errors: as for [`server_config`].
     pub fn with_protocols(&self, protocols: HandshakeProtocols) -> Result<Self, rustls::Error> {
         let loaded = LoadedCertificate { key: Arc::clone(&self.key), facts: self.facts.clone() };
@@ -379,17 +389,12 @@ impl HeldCertificates {
     /// Computes what follows from the certificates in force.
     fn refresh(&mut self, now_s: i64, metrics: &TlsMetrics) {
         self.update_protocols();
-        self.shared = self.shared_sources().map(|(_, it)| shared_certificate(it)).collect();
+        self.shared = self.shared_sources().map(|(_, it)| Arc::clone(it.in_force())).collect();
         let all = || self.by_secret.values().chain(self.files.iter().map(|(_, it)| it));
         let ends = all().map(|it| it.in_force().facts.validity.not_after_s);
         metrics.set_certificates(all().count(), ends.min());
         self.next_promotion_s = all().filter_map(|it| it.next_promotion_s(now_s)).min();
     }
-}
-
-fn shared_certificate(held: &HeldCertificate) -> SharedCertificate<Arc<UsableCertificate>> {
-    let in_force = held.in_force();
-    SharedCertificate { names: in_force.facts.names.clone(), value: Arc::clone(in_force) }
 }
 
 /// Returns names and validity of a certificate, with the name of its Secret or file.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use common::wire::{TlsCipher, TlsMinVersion, TlsSettings};
 use rustls::{
-    ConfigBuilder, Error, RootCertStore, ServerConfig, SupportedProtocolVersion, WantsVerifier,
+    ConfigBuilder, Error, RootCertStore, ServerConfig, SupportedCipherSuite,
+    SupportedProtocolVersion, WantsVerifier,
     crypto::{CryptoProvider, ring},
-    server::{NoServerSessionStorage, WebPkiClientVerifier},
-    sign::{CertifiedKey, SingleCertAndKey},
+    server::{ClientHello, NoServerSessionStorage, WebPkiClientVerifier},
+    sign::{CertifiedKey, SigningKey, SingleCertAndKey},
     version::{TLS12, TLS13},
 };
 
@@ -46,6 +47,19 @@ impl HandshakeProtocols {
     /// Returns true if both are one value or copies of it.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.provider, &other.provider)
+    }
+
+    /// Returns true if the client can verify signatures of this key: it accepts one of the key's signature schemes, and
+    /// offers a suite for that kind of key. Suites of TLS 1.3 are for each kind.
+    ///
+    /// The suites count, because many clients of TLS 1.2 accept signatures that none of their suites has.
+    pub fn accept_key(&self, key: &dyn SigningKey, client: &ClientHello<'_>) -> bool {
+        let is_usable = |suite: &SupportedCipherSuite| {
+            client.cipher_suites().contains(&suite.suite())
+                && suite.usable_for_signature_algorithm(key.algorithm())
+        };
+        key.choose_scheme(client.signature_schemes()).is_some()
+            && self.provider.cipher_suites.iter().any(is_usable)
     }
 
     fn builder(&self) -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, Error> {

@@ -89,6 +89,7 @@ async fn a_rule_leads_to_a_service_or_to_a_service_of_the_cluster() {
     assert_eq!(status(&inside.await), "404", "rules are for requests from outside");
     fixture.apply_change(|table| table.gateway_hosts.clear());
     assert_eq!(status(&get(&fixture, "a.example.test", "/a", "").await), "404");
+    // As the housekeeping does: the connections to the Service would stay open without it.
     fixture.activator.forwarder.routes.drop_unused_plain_services();
     assert!(fixture.activator.forwarder.routes.plain_revisions().is_empty());
 }
@@ -230,6 +231,7 @@ async fn a_redirect_keeps_what_it_does_not_name() {
             RequestRedirect { path: PathModifier::parse_prefix("/new"), status: 308, ..plain },
         ),
     ];
+    // Header filters of a rule change the redirect itself, since no backend responds.
     let cached = vec![("cache-control".to_owned(), "max-age=60".to_owned())];
     let response_headers = HeaderChanges { set: cached, ..HeaderChanges::default() };
     rules[1].response_headers = response_headers;

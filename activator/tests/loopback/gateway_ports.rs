@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Starts an activator with a gateway on loopback, whose service takes raw TCP and has the gateway port `port`.
-async fn start_with_port(port: u16) -> ActivatorFixture {
+pub(crate) async fn start_with_port(port: u16) -> ActivatorFixture {
     let mut fixture = ActivatorFixture::with(|config| {
         config.outside = Some((Ipv4Addr::LOCALHOST, 0).into());
     })

@@ -75,12 +75,19 @@ pub(crate) fn nginx(folder: &Path, access_log: &str) -> Command {
         folder.display(),
     );
     std::fs::write(folder.join("nginx.conf"), config).unwrap();
-    // Like the other servers: prints the port once nginx listens, and ends it when the standard input ends.
-    let script = "nginx -e stderr -p \"$1\" -c nginx.conf & \
-        until (exec 3<>/dev/tcp/127.0.0.1/$2) 2>/dev/null; do sleep 0.01; done; \
-        echo $2; cat; kill $!; wait";
+    let mut command = probed_server("nginx", free.port());
+    command.args(["-e", "stderr", "-c", "nginx.conf", "-p"]).arg(folder);
+    command
+}
+
+/// Returns the command that starts a server, whose arguments are to be added. Like the other servers it prints the port,
+/// once the server listens there, and ends when the standard input ends.
+pub(crate) fn probed_server(program: &str, port: u16) -> Command {
+    let script = "port=$1; shift; \"$@\" >&2 & \
+        until (exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null; do kill -0 $! || exit; sleep 0.01; done; \
+        echo $port; cat; kill $!; wait";
     let mut command = Command::new("bash");
-    command.args(["-c", script, "bash"]).arg(folder).arg(free.port().to_string());
+    command.args(["-c", script, "bash", &port.to_string(), program]);
     command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command
 }

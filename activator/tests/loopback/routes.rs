@@ -133,6 +133,7 @@ async fn an_activator_prefers_the_pods_that_are_hinted_at_its_zone() {
             gets_all_reports: false,
         })
     };
+    // Of two pods of one rank, 20 random choices miss one with a probability below 10⁻⁵.
     let chosen = async || {
         let mut uids = BTreeSet::new();
         for _ in 0..20 {
@@ -181,6 +182,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
         let (one, two) = tokio::join!(second.acquire_permit(), first.acquire_permit());
         (one.is_ok(), two.is_ok())
     };
+    // The pod comes only when both wait, or the order of their arrival would decide nothing.
     let comes = async {
         while served.waiting_count() < 2 {
             tokio::task::yield_now().await;

@@ -218,7 +218,7 @@ async fn hosts_of_the_gateway_api_get_the_certificate_of_their_listener() {
     let own_name = NamespacedName::new("default", "own");
     set_certificate(&mut fixture, &own_name, &own);
     let mut entry = fixtures::gateway_host("https://*.gateway.example", Vec::new());
-    entry.certificate = Some(own_name);
+    entry.certificates = vec![own_name];
     fixture.apply_change(|table| drop(table.gateway_hosts.insert(entry.key.clone(), entry)));
     let config = Arc::new(client_config(&[]));
     for (name, issued) in [

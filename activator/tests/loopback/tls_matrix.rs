@@ -1,8 +1,8 @@
-//! Versions, cipher suites and groups of TLS at the gateway, as OpenSSL's client negotiates them: each offer alone, with
-//! each kind of key and under each setting of operators.
+//! Versions, cipher suites and groups of TLS at the gateway, as OpenSSL's client negotiates them. Each offer is made
+//! alone, with each kind of key and under each setting of operators.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{net::SocketAddr, process::Stdio};
+use std::{ffi::OsStr, net::SocketAddr, process::Stdio};
 
 use common::{
     fixtures::certificates::{TestAuthority, TestCertificate},
@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// Alert `handshake_failure` (RFC 8446 §6.2): version and suites have nothing in common with the settings.
-const HANDSHAKE_FAILURE: u8 = 40;
-/// Alert `protocol_version`.
+pub(crate) const HANDSHAKE_FAILURE: u8 = 40;
+/// Alert `protocol_version` (RFC 8446 §6.2): the version is not accepted.
 const PROTOCOL_VERSION: u8 = 70;
 /// Number of clients at a time.
 const CLIENTS: usize = 4;
@@ -71,7 +71,7 @@ struct Offer {
 
 /// Result of a handshake, as OpenSSL's client reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum HandshakeReport {
+pub(crate) enum HandshakeReport {
     /// Name of the suite that was negotiated, as OpenSSL writes it.
     Suite(String),
     /// Number of the alert that the gateway has sent.
@@ -95,7 +95,7 @@ fn openssl_name(cipher: TlsCipher) -> &'static str {
     }
 }
 
-/// Returns true if a key of this kind can sign in handshakes with this suite. Those of TLS 1.3 name no key.
+/// Returns true if a key of this kind can sign in handshakes with this suite. Suites of TLS 1.3 name no key.
 fn fits_key(cipher: TlsCipher, key: KeyKind) -> bool {
     let name = cipher.name();
     cipher.is_of_tls13()
@@ -163,15 +163,23 @@ fn settings() -> Vec<TlsSettings> {
 
 /// Connects as OpenSSL's client does.
 async fn connect(gateway: SocketAddr, arguments: &[String]) -> HandshakeReport {
-    let mut command = Command::new("openssl");
-    command.args(["s_client", "-connect", &gateway.to_string(), "-servername", HOST]);
-    // Without input the client ends behind the handshake.
-    let output = command.args(arguments).stdin(Stdio::null()).output().await.unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    parse_report(&String::from_utf8_lossy(&text))
+    parse_report(&run_s_client(gateway, HOST, arguments).await)
 }
 
-fn parse_report(text: &str) -> HandshakeReport {
+/// Runs OpenSSL's client for one handshake, and returns all that it prints.
+pub(crate) async fn run_s_client(
+    gateway: SocketAddr,
+    host: &str,
+    arguments: &[impl AsRef<OsStr>],
+) -> String {
+    let mut command = Command::new("openssl");
+    command.args(["s_client", "-connect", &gateway.to_string(), "-servername", host]);
+    // Without input the client ends behind the handshake.
+    let output = command.args(arguments).stdin(Stdio::null()).output().await.unwrap();
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+pub(crate) fn parse_report(text: &str) -> HandshakeReport {
     let behind = |mark: &str| text.split_once(mark).map(|(_, behind)| behind);
     let alert = behind("alert number ")
         .and_then(|it| it.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok());
@@ -215,14 +223,14 @@ fn check(
     }
 }
 
-/// Certificate with an RSA key, which the fixtures cannot make.
-async fn issue_rsa() -> TestCertificate {
+/// Certificate of a host with an RSA key, which the fixtures cannot make.
+pub(crate) async fn issue_rsa(host: &str) -> TestCertificate {
     let folder = tempfile::tempdir().unwrap();
     let [key, chain] = ["key.pem", "chain.pem"].map(|name| folder.path().join(name));
     let mut command = Command::new("openssl");
     command
         .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=a"]);
-    command.args(["-addext", &format!("subjectAltName=DNS:{HOST}")]);
+    command.args(["-addext", &format!("subjectAltName=DNS:{host}")]);
     command.arg("-keyout").arg(&key).arg("-out").arg(&chain);
     let made = command.output().await.unwrap();
     assert!(made.status.success(), "{made:?}");
@@ -239,8 +247,10 @@ async fn connect_all(gateway: SocketAddr, all: &[&[String]]) -> Vec<HandshakeRep
 #[tokio::test]
 async fn each_version_and_suite_is_negotiated_or_refused_as_the_settings_say() {
     let mut fixture = ActivatorFixture::new().await;
-    let certificates =
-        [(KeyKind::Ecdsa, TestAuthority::new().issue(&[HOST])), (KeyKind::Rsa, issue_rsa().await)];
+    let certificates = [
+        (KeyKind::Ecdsa, TestAuthority::new().issue(&[HOST])),
+        (KeyKind::Rsa, issue_rsa(HOST).await),
+    ];
     let offers = suite_offers();
     let arguments: Vec<&[String]> = offers.iter().map(|offer| &offer.arguments[..]).collect();
     let (mut wrong, mut negotiated) = (String::new(), 0);

@@ -76,7 +76,7 @@ impl WebSocketClient {
         self.send(request, false).await
     }
 
-    /// Opens a WebSocket.
+    /// Opens a WebSocket, which must succeed.
     pub(crate) async fn open(&self) -> WebSocketStream {
         let socket = self.start(&[]).await.response().await;
         assert_eq!(socket.head.status(), StatusCode::OK);
@@ -164,7 +164,7 @@ impl WebSocketStream {
 }
 
 /// Response of a pod that accepts the handshake in `head`.
-fn switch_response(head: &str, fields: &str) -> String {
+pub(crate) fn switch_response(head: &str, fields: &str) -> String {
     let key = head.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).unwrap();
     let text = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
     let accept = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes()));
@@ -259,6 +259,7 @@ async fn a_handshake_reaches_the_pod_as_one_of_http1() {
     ] {
         assert_eq!(head.lines().filter(|it| *it == line).count(), 1, "{line} in {head}");
     }
+    // The key of the client has no meaning in HTTP/2, and the pod must prove that it has read the activator's.
     assert_eq!(head.matches("sec-websocket-key: ").count(), 1, "{head}");
     assert!(!head.contains("of the client") && !head.contains("content-length"), "{head}");
 }
@@ -431,6 +432,7 @@ async fn a_response_that_opens_no_websocket_is_no_success() {
         let client = WebSocketClient::connect(fixture.port).await;
         let mut refused = client.start(&[]).await.response().await;
         assert_eq!(refused.head.status(), StatusCode::BAD_GATEWAY, "{response}");
+        // A status of the pod would tell the client that the WebSocket is open.
         let text = refused.read_rest().await;
         assert!(text.contains(reason), "{text}");
         assert_no_state_left(&fixture).await;

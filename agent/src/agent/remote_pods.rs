@@ -43,8 +43,8 @@ impl Agent {
         self.remote_pods.finish_check(begun);
     }
 
-    /// Returns those of the frontends `wanted` to which a client of this node has connected, or may have connected
-    /// without a row that names the frontend.
+    /// Returns those of the frontends `wanted` that may have clients on this node. A connect record names the frontend,
+    /// or some connects could not be recorded.
     fn connected_frontends(&self, wanted: HashSet<FrontendKey>) -> HashSet<FrontendKey> {
         if wanted.is_empty() {
             return wanted;

@@ -1,8 +1,8 @@
 //! Shell: the part of the loop that freezes and thaws pods with a standby order.
 //!
 //! The loop itself writes both the begin of a freeze and the thaw to the pod's cgroup. A request waits for the thaw,
-//! and a freeze that a task wrote could overtake it. Three steps take time and run in tasks: the wait for the end of a
-//! freeze, the reading of the facts about a pod, and the reclaim of its memory.
+//! and a freeze that a task wrote could overtake it. Steps that take time run in tasks. These are the wait for the end
+//! of a freeze, the reading of the facts about a pod, and the reclaim of its memory.
 
 mod standby_pods;
 mod tasks;
@@ -31,7 +31,7 @@ use crate::{
     clock::monotonic_ns,
     kernel::freezer::{self, CgroupState},
     pods::{
-        pod_server::running::RunningQuery,
+        pod_server::running::ThawQuery,
         registry::RegisteredPod,
         standby::{StandbyAction, StandbyEvent, StandbyUsage},
         standby_facts::StandbyFacts,
@@ -68,7 +68,7 @@ impl Agent {
         }
         if has_order_changed {
             self.handle_standby_event(uid, StandbyEvent::Ordered(order));
-            self.standby.update_promise();
+            self.standby.update_promise_timeout();
         }
     }
 
@@ -159,7 +159,7 @@ impl Agent {
     /// Checks all frozen pods, once a second: events may be lost, and a process that enters a frozen pod sends none.
     pub(super) fn sweep_standby(&mut self) {
         self.standby.retry_thaws();
-        self.update_promise_bound();
+        self.update_promise_activators();
         let dropped = self.handles.maps.control_word(abi::CONTROL_DROPPED);
         // Any of the lost events may be that of a probe, which no counter shows.
         if std::mem::replace(&mut self.standby.dropped_events, dropped) != dropped {
@@ -215,10 +215,10 @@ impl Agent {
         }
     }
 
-    /// Answers a query if a pod of this node runs. Its sender waits for the pod, so a pod that is still frozen is thawed: the
-    /// event of the connection may have been lost. A pod that cannot be thawed does not run.
-    pub(super) fn answer_running_query(&mut self, query: RunningQuery) {
-        let RunningQuery { uid, reply } = query;
+    /// Answers a thaw query. Its sender waits for the pod, so a pod that is still frozen is thawed: the event of the
+    /// connection may have been lost. The answer is false for a pod that cannot be thawed.
+    pub(super) fn answer_thaw_query(&mut self, query: ThawQuery) {
+        let ThawQuery { uid, reply } = query;
         if self.standby.is_frozen(&uid) {
             self.handle_standby_event(&uid, StandbyEvent::PacketSeen);
         }
@@ -299,7 +299,7 @@ impl Agent {
         }
         self.handles.usage.arm_next_request(entry.slot, &self.handles.maps);
         self.standby.add_armed(entry.slot, uid);
-        self.update_promise_bound();
+        self.update_promise_activators();
         // A reading that began before this may have missed a connection that sent no event.
         if let Some(pod) = self.standby.pods.get_mut(uid) {
             pod.reading = None;
@@ -307,9 +307,9 @@ impl Agent {
         true
     }
 
-    /// Lets the promise to thaw armed pods have an end only if activators can take their connects. Without activators a
-    /// connect that passes a pod over would reach nothing at all, while the pod may be thawed a moment later.
-    fn update_promise_bound(&mut self) {
+    /// Checks if activators can take the connects of all armed pods. Only then has the promise to thaw these pods an end.
+    /// Without an activator, a connect that passes a pod over would reach nothing. The pod may be thawed a moment later.
+    fn update_promise_activators(&mut self) {
         let table = self.routes.table();
         let mut armed = self.standby.uids_by_slot.values();
         let has_activators = armed.all(|uid| table.has_activators_for_pod(uid));

@@ -8,26 +8,26 @@ use super::Agent;
 use crate::net::standby_watcher::ThawQueryResult;
 
 impl Agent {
-    /// Handles a connect to a backend whose event was armed.
+    /// Handles a standby connect: a connect was led to this backend, which was armed.
     pub(super) fn handle_standby_connect(&mut self, backend: u32) {
         if let Some(at) = self.routes.planner().backend_pod_address(backend) {
             self.standby_watcher.record_use(at);
         }
     }
 
-    /// Handles the progress or the end of a query.
+    /// Handles the progress or the end of a thaw query.
     pub(super) fn handle_thaw_query_result(&mut self, result: ThawQueryResult) {
         self.standby_watcher.record_result(result);
     }
 
-    /// Does what is due of the watches.
+    /// Passes the time to the watches if one of them is due.
     pub(super) fn tick_standby_watches(&mut self) {
         if self.standby_watcher.next_wake().is_some_and(|at| at <= Instant::now()) {
             self.standby_watcher.tick();
         }
     }
 
-    /// Finds connects whose events were lost: the kernel has cleared what this agent has armed.
+    /// Finds standby connects whose events were lost: the kernel has disarmed their backends.
     pub(super) fn check_armed_connects(&mut self) {
         let planner = self.routes.planner();
         let maps = &self.handles.maps;
@@ -38,7 +38,8 @@ impl Agent {
         used.into_iter().for_each(|at| self.standby_watcher.record_use(at));
     }
 
-    /// Excludes the pods that connects are to pass over, and ends that for others. Call it before routes are written.
+    /// Excludes pods that connects pass over from now on, and admits pods that connects use again. Call it before
+    /// routes are written.
     pub(super) fn apply_standby_watches(&mut self) {
         for uid in self.standby_watcher.take_changed() {
             let is_passed_over = self.standby_watcher.is_passed_over(&uid);
@@ -50,7 +51,7 @@ impl Agent {
         self.handles.metrics.pods_passed_over.set(passed_over);
     }
 
-    /// Excludes pods that are passed over only where activators can take their connects. Activators may have come or gone.
+    /// Excludes passed-over pods again or no longer, as activators may have come or gone since.
     pub(super) fn update_passed_over(&mut self) {
         let uids: Vec<String> = self.standby_watcher.passed_over().iter().cloned().collect();
         uids.iter().for_each(|uid| self.update_exclusion(uid));
@@ -61,8 +62,8 @@ impl Agent {
         self.standby_watcher.is_passed_over(uid) && self.routes.table().has_activators_for_pod(uid)
     }
 
-    /// Arms the events of the next connects to watched pods. Call it after routes were written: an address gets its backend
-    /// by that. One that no list has is armed once a list has it.
+    /// Arms the backends of watched pods, so that the next connect to each sends an event. Call it after routes were
+    /// written, by which an address gets its backend. An address that no list has is due again once a list has it.
     pub(super) fn arm_standby_connects(&mut self) {
         for at in self.standby_watcher.take_due_addresses() {
             if let Some(backend) = self.routes.planner().remote_pod_backend(at) {

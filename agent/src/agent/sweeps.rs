@@ -21,6 +21,7 @@ impl Agent {
         }
         let has_known = self.stale_connections.has_known_connections();
         let is_closing = has_known || self.stale_connections.is_urgent(now);
+        // Kubelets wait for draining pods, and a connection can be closed only in a pause of its client.
         let is_frequent =
             is_closing || self.stale_sockets.has_rounds_left() || !draining.is_empty();
         if now >= self.next_full_sweep {
@@ -36,6 +37,7 @@ impl Agent {
             self.handles.revision_totals.read_slots(&self.handles.maps);
             self.housekeep(now);
         } else {
+            // Between full sweeps only the pods that a kubelet waits for are read.
             draining.iter().for_each(|uid| self.read_pod(uid));
         }
         self.overdue_requests.start_due_round(|uid| self.registry.get(uid));

@@ -26,12 +26,19 @@ mod watch;
 /// Shortest time without a byte after which a connection counts as idle.
 const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Time after which a connection that has never carried a byte counts as idle. Its client may have opened it for a
-/// request, and wait for a processor: its first request would fail without a second attempt, since most libraries try
-/// again only on connections that they have used before. A pod waits for such connections.
+/// request, and wait for a processor. Most libraries try again only on connections that they have used before, so this
+/// first request would fail. A pod waits for such connections.
 const UNUSED_IDLE_TIME: Duration = Duration::from_secs(5);
 /// Idle time if the pod is about to stop, or the address has drained for a while. A client that pauses only for moments
 /// between long requests must move too. It counts only if the pod reports no message under way.
 const SHORT_IDLE_TIME: Duration = Duration::from_millis(20);
+/// Time for which a connection that its pod has reported as idle should stay so before it is closed. A client that is
+/// about to write its next request gets ECONNABORTED from that write. Many libraries send again only after ECONNRESET,
+/// although here no byte has left.
+const REST_TIME: Duration = Duration::from_millis(10);
+/// Time after the spread of closes in which a reported connection still gets its [`REST_TIME`]. One that never rests for
+/// so long is then closed in any pause: the pod may be about to stop, and would reset it in the middle of a request.
+const REST_PATIENCE: Duration = Duration::from_millis(500);
 /// Precision of these times in the kernel: one tick at 100 ticks a second.
 const KERNEL_TICK: Duration = Duration::from_millis(10);
 /// Time over which closes are spread while the pod lives on.
@@ -41,25 +48,25 @@ const CLOSE_SPREAD: Duration = Duration::from_secs(5);
 const STOPPING_CLOSE_SPREAD: Duration = Duration::from_millis(500);
 /// Time for which a draining address is watched; longer while it has a pod.
 const DRAINING_WATCH_TIME: Duration = Duration::from_secs(15);
-/// Period of the scan of recorded clients until [`EARLY_TIME`] after the newest address has begun to drain. While records
-/// do not suffice, all clients are scanned instead.
-const EARLY_FULL_SCAN_PERIOD: Duration = Duration::from_millis(250);
+/// Period of list scans until [`EARLY_TIME`] after the newest address has begun to drain. A list scan is one of recorded
+/// clients, or one of all clients while records do not suffice.
+const EARLY_LIST_SCAN_PERIOD: Duration = Duration::from_millis(250);
 /// Time in which connects that were under way when an address began to drain are established, most of them.
 const EARLY_TIME: Duration = Duration::from_secs(2);
-/// Period of the scan of recorded clients, or of all instead, after [`EARLY_TIME`]. A scan walks over all connections of
-/// the machine for each client that it enters.
-const FULL_SCAN_PERIOD: Duration = Duration::from_secs(1);
-/// Period of the scan of recorded clients, or of all instead, if every draining address is late and its pod lives on.
-/// Only connections that were always in use are left there.
+/// Period of list scans after [`EARLY_TIME`]. For each client that a scan enters, the kernel walks over all connections
+/// of the machine.
+const LIST_SCAN_PERIOD: Duration = Duration::from_secs(1);
+/// Period of list scans if every draining address is late and its pod lives on. Only connections that were always in use
+/// are left there.
 ///
-/// While records suffice, it is also the period of the scan of all clients after [`EARLY_TIME`]. That scan finds the
-/// connections that have no record, such as those that were opened to a pod's own address.
-const LATE_FULL_SCAN_PERIOD: Duration = Duration::from_secs(10);
+/// While records suffice, it is also the period of scans of all clients after [`EARLY_TIME`]. These find connections
+/// without a record, such as those that were opened to a pod's own address.
+const LATE_LIST_SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// Period of the scan of known connections. The pause between two requests may be short. A scan that misses the pause
 /// of a client with long requests waits for the whole next one.
 const KNOWN_SCAN_PERIOD: Duration = Duration::from_millis(10);
-/// The same period while the pods of all known connections are [watched](watch): the scan only finds what no event
-/// reports, such as connections that were idle before, or that speak HTTP/2.
+/// Period of the scan of known connections while the pods of all these are [watched](watch). The scan only finds what no
+/// event reports, such as connections that were idle before, or that speak HTTP/2.
 const WATCHED_SCAN_PERIOD: Duration = Duration::from_millis(100);
 /// Bound on the cost of each kind of scan: one part in this number of a processor's time.
 const CPU_BUDGET_DIVISOR: u32 = 10;
@@ -70,8 +77,8 @@ pub(crate) struct StaleConnections {
     draining: BTreeMap<SocketAddr, DrainingAddress>,
     /// Begin of the last scan of all clients; `None`: the next one is due now.
     full_scan_begun: Option<Instant>,
-    /// Begin of the last scan of all clients or of recorded ones.
-    recorded_scan_begun: Option<Instant>,
+    /// Begin of the last list scan: one of recorded clients or of all.
+    list_scan_begun: Option<Instant>,
     /// True if scans of recorded clients suffice, as the last ones have found.
     are_records_sufficient: bool,
     /// Time of the next scan of the known connections.
@@ -107,8 +114,8 @@ impl ClientScanScope {
 pub(crate) struct ClientScanStats {
     /// Number of connections to draining addresses.
     pub(crate) known_connections: usize,
-    /// True if scans of recorded clients suffice: records name all connections that were led lately, and the last scan of
-    /// all clients has reached all of them.
+    /// True if scans of recorded clients suffice. Then records name all connections that were led lately, and the last
+    /// scan of all clients has reached each client.
     pub(crate) are_records_sufficient: bool,
     /// Processor time of a scan of all clients.
     pub(crate) full_scan_cpu: Duration,
@@ -155,6 +162,13 @@ impl DrainingAddress {
         // Knuth's multiplicative constant scatters neighbouring ports.
         let scattered = u32::from(local_port).wrapping_mul(0x9E37_79B1) >> 16;
         self.since + self.close_spread() * scattered / (1 << 16)
+    }
+
+    /// Returns the time from which a connection may be closed that its pod reports as idle now.
+    fn reported_close_moment(self, now: Instant, local_port: u16) -> Instant {
+        let moment = self.close_moment(local_port);
+        let is_patient = now < self.since + self.close_spread() + REST_PATIENCE;
+        if is_patient { moment.max(now + REST_TIME) } else { moment }
     }
 
     /// Returns true if the address has drained for longer than idle connections take to close.
@@ -204,12 +218,12 @@ impl StaleConnections {
         self.draining.values().any(|it| !it.has_ready_pod() || !it.is_late(now))
     }
 
-    /// Returns the scope of the scan that is due, if any, and none of which a scan is under way. The processor time of the
-    /// last scans bounds their rate.
+    /// Returns the scope of the scan that is due, if any. A scope is due only while no scan of it is under way. The
+    /// processor time of the last scans bounds their rate.
     ///
-    /// While records suffice, connections without a record are found by a scan of all clients when an address begins
-    /// to drain, by another one at the end of [`EARLY_TIME`], and by few later ones. In between, scans of recorded clients
-    /// find those that were being established.
+    /// While records suffice, scans of all clients are few. There is one when an address begins to drain, another one
+    /// at the end of [`EARLY_TIME`], and rare ones later. They find connections without a record. In between, scans of
+    /// recorded clients find connections that were being established.
     pub(crate) fn next_scan(
         &mut self,
         now: Instant,
@@ -220,16 +234,17 @@ impl StaleConnections {
             return None;
         }
         self.set_records_sufficient(last_scans.are_records_sufficient);
-        // One at a time: each of the two would find what the other one finds.
+        // One at a time: a scan of all clients finds what one of recorded clients finds, too.
         let is_listing = is_under_way(ClientScanScope::AllClients)
             || is_under_way(ClientScanScope::RecordedClients);
         if !is_listing && let Some(scope) = self.due_list_scan(now, last_scans) {
-            self.recorded_scan_begun = Some(now);
+            self.list_scan_begun = Some(now);
             if scope == ClientScanScope::AllClients {
                 self.full_scan_begun = Some(now);
             }
             return Some(scope);
         }
+        // Beside list scans: those take longer than the pauses between requests in which connections can be closed.
         let is_due = self.next_known_scan.is_none_or(|at| at <= now);
         if last_scans.known_connections == 0
             || !is_due
@@ -251,7 +266,7 @@ impl StaleConnections {
         self.are_records_sufficient = are_sufficient;
     }
 
-    /// Returns the scope of the scan that is due among those that list connections.
+    /// Returns the scope of the list scan that is due, if any.
     fn due_list_scan(&self, now: Instant, last_scans: ClientScanStats) -> Option<ClientScanScope> {
         let is_full_scan_due = self.full_scan_begun.is_none_or(|begun| {
             begun + with_budget(self.full_scan_pause(begun), last_scans.full_scan_cpu) <= now
@@ -259,7 +274,7 @@ impl StaleConnections {
         if is_full_scan_due {
             return Some(ClientScanScope::AllClients);
         }
-        let is_recorded_scan_due = self.recorded_scan_begun.is_none_or(|begun| {
+        let is_recorded_scan_due = self.list_scan_begun.is_none_or(|begun| {
             begun + with_budget(self.list_scan_period(begun), last_scans.recorded_scan_cpu) <= now
         });
         let is_due = self.are_records_sufficient && is_recorded_scan_due;
@@ -280,28 +295,27 @@ impl StaleConnections {
         self.are_pods_watched = are_watched;
     }
 
-    /// Returns the time from a scan of all clients that has begun at `begun` to the next one.
+    /// Returns the time from the begin of a scan of all clients, `begun`, to that of the next one.
     ///
-    /// While records suffice, one such scan follows at the end of [`EARLY_TIME`], and then few.
+    /// While records suffice, a scan follows at the end of [`EARLY_TIME`], and later ones are rare.
     fn full_scan_pause(&self, begun: Instant) -> Duration {
         if !self.are_records_sufficient {
             return self.list_scan_period(begun);
         }
         let early_end = self.draining.values().map(|it| it.since + EARLY_TIME).max();
         let until_end = early_end.map(|end| end.saturating_duration_since(begun));
-        until_end.filter(|left| !left.is_zero()).unwrap_or(LATE_FULL_SCAN_PERIOD)
+        until_end.filter(|left| !left.is_zero()).unwrap_or(LATE_LIST_SCAN_PERIOD)
     }
 
-    /// Returns the time after a scan that has begun at `begun` to the next one that lists connections: one of recorded
-    /// clients, or one of all clients while records do not suffice.
+    /// Returns the time from the begin of a list scan, `begun`, to that of the next one.
     fn list_scan_period(&self, begun: Instant) -> Duration {
         let is_early = |it: &DrainingAddress| begun.duration_since(it.since) < EARLY_TIME;
         if self.draining.values().any(is_early) {
-            EARLY_FULL_SCAN_PERIOD
+            EARLY_LIST_SCAN_PERIOD
         } else if self.is_urgent(begun) {
-            FULL_SCAN_PERIOD
+            LIST_SCAN_PERIOD
         } else {
-            LATE_FULL_SCAN_PERIOD
+            LATE_LIST_SCAN_PERIOD
         }
     }
 
@@ -402,6 +416,28 @@ mod tests {
     }
 
     #[test]
+    fn a_reported_connection_rests_before_its_close_unless_it_never_does() {
+        let since = Instant::now();
+        for (phase, spread) in [
+            (Some(RoutingPhase::Ready), CLOSE_SPREAD),
+            (Some(RoutingPhase::Draining), STOPPING_CLOSE_SPREAD),
+            (None, STOPPING_CLOSE_SPREAD),
+        ] {
+            let draining = DrainingAddress { since, phase };
+            let moments: Vec<Instant> = (1..=64).map(|port| draining.close_moment(port)).collect();
+            let reported =
+                |now| (1..=64).map(move |port| draining.reported_close_moment(now, port));
+            // Nothing is closed before the moment that a scan would wait for.
+            let early: Vec<Instant> =
+                moments.iter().map(|it| (*it).max(since + REST_TIME)).collect();
+            assert!(reported(since).eq(early));
+            let end = since + spread;
+            assert!(reported(end).all(|it| it == end + REST_TIME), "its moment is over");
+            assert!(reported(end + REST_PATIENCE).eq(moments), "it never rests");
+        }
+    }
+
+    #[test]
     fn all_clients_are_scanned_often_while_urgent_and_known_connections_more_often() {
         let (now, address) = (Instant::now(), at("10.0.0.1:80"));
         let mut connections = StaleConnections::default();
@@ -424,27 +460,27 @@ mod tests {
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            connections.next_scan(now + EARLY_FULL_SCAN_PERIOD, some, |_| false),
+            connections.next_scan(now + EARLY_LIST_SCAN_PERIOD, some, |_| false),
             Some(ClientScanScope::AllClients)
         );
         connections.update_phases(now + DRAINING_WATCH_TIME, |_| Some(RoutingPhase::Draining));
         assert_eq!(draining_addresses(&connections), [(address, STOPPING_CLOSE_SPREAD)]);
         assert_eq!(
-            connections.next_scan(now + EARLY_FULL_SCAN_PERIOD, none, |_| false),
+            connections.next_scan(now + EARLY_LIST_SCAN_PERIOD, none, |_| false),
             Some(ClientScanScope::AllClients),
             "it stops after all"
         );
     }
 
-    /// Times of the scans that list connections, in ms since a test's begin.
+    /// Times of list scans, in ms since a test's begin.
     #[derive(Debug, Default, PartialEq, Eq)]
     struct ListScans {
         all: Vec<u64>,
         recorded: Vec<u64>,
     }
 
-    /// Runs the schedule while addresses begin to drain at these times. Each scan ends at once, and finds records sufficient
-    /// as `are_sufficient` tells.
+    /// Runs the schedule while addresses begin to drain at these times. Each scan ends at once. `are_sufficient` returns
+    /// true for the times at which a scan finds records sufficient.
     fn list_scans(
         begins_ms: &[u64],
         end_ms: u64,
@@ -511,7 +547,7 @@ mod tests {
 
     #[test]
     fn costly_records_are_read_rarely() {
-        let scans = list_scans(&[0], 2_500, |_| true, EARLY_FULL_SCAN_PERIOD / 2);
+        let scans = list_scans(&[0], 2_500, |_| true, EARLY_LIST_SCAN_PERIOD / 2);
         let expected = ListScans { all: vec![0, 2_000], recorded: vec![1_250] };
         assert_eq!(scans, expected);
     }
@@ -529,8 +565,8 @@ mod tests {
         };
         assert_eq!(next_beside(Duration::ZERO, Some(recorded)), None);
         assert_eq!(next_beside(Duration::ZERO, None), Some(all));
-        assert_eq!(next_beside(EARLY_FULL_SCAN_PERIOD, Some(all)), None);
-        assert_eq!(next_beside(EARLY_FULL_SCAN_PERIOD, None), Some(recorded));
+        assert_eq!(next_beside(EARLY_LIST_SCAN_PERIOD, Some(all)), None);
+        assert_eq!(next_beside(EARLY_LIST_SCAN_PERIOD, None), Some(recorded));
         assert_eq!(next_beside(EARLY_TIME, Some(recorded)), None);
         assert_eq!(next_beside(EARLY_TIME, None), Some(all));
     }
@@ -585,7 +621,7 @@ mod tests {
         let now = Instant::now();
         let mut connections = StaleConnections::default();
         connections.start_draining(now, at("10.0.0.1:80"), Some(RoutingPhase::Draining));
-        let (full_scan_cpu, known_scan_cpu) = (EARLY_FULL_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
+        let (full_scan_cpu, known_scan_cpu) = (EARLY_LIST_SCAN_PERIOD, KNOWN_SCAN_PERIOD);
         let last_scans = ClientScanStats {
             known_connections: 1,
             full_scan_cpu,
@@ -601,11 +637,11 @@ mod tests {
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            scan_after(EARLY_FULL_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
+            scan_after(EARLY_LIST_SCAN_PERIOD * (CPU_BUDGET_DIVISOR - 1)),
             Some(ClientScanScope::KnownConnections)
         );
         assert_eq!(
-            scan_after(EARLY_FULL_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
+            scan_after(EARLY_LIST_SCAN_PERIOD * CPU_BUDGET_DIVISOR),
             Some(ClientScanScope::AllClients)
         );
     }

@@ -48,7 +48,8 @@ type TrialLoad = dyn Fn(u32, u32, &[u64]) -> bool;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a feature by itself")]
 pub struct VerifierFeatures {
-    /// If true, a refused connect fails with ECONNREFUSED (usually 5.18), else with EPERM.
+    /// If true, programs choose the errno of a call that they deny: ECONNREFUSED (usually 5.18). Without it, denied calls
+    /// fail with EPERM, and [connects of TCP](Self::refuses_tcp_with_econnrefused) are led to a closed port instead.
     pub set_retval: bool,
     /// If true, sock_ops programs may call `bpf_get_netns_cookie` (usually 5.15). A listener whose bind was not seen is
     /// counted then, and connections that do not count have no storage.
@@ -62,7 +63,8 @@ pub struct VerifierFeatures {
     /// programs may not read kernel memory. Then such a listener counts as one of both families.
     pub v6_only: SocketBit,
     /// Flag by which kernel threads are recognized. No flag if the kernel has no BTF, or if programs at connects may
-    /// not read kernel memory. Then kernel threads are taken for other tasks.
+    /// not read kernel memory. Then kernel threads are taken for other tasks, and without `set_retval` a refused connect
+    /// fails with EPERM.
     pub kernel_thread: TaskFlag,
 }
 
@@ -76,6 +78,12 @@ impl VerifierFeatures {
         v6_only: SocketBit { byte_index: 0, mask: 0 },
         kernel_thread: TaskFlag { mask: 0, offset: 0, reserved: 0 },
     };
+
+    /// Returns true if a refused connect of TCP fails with ECONNREFUSED, else with EPERM (`ebpf/src/refusal.rs`).
+    pub const fn refuses_tcp_with_econnrefused(&self) -> bool {
+        // A kernel thread must not be led to the closed port, so it must be recognized.
+        self.set_retval || self.kernel_thread.mask != 0
+    }
 
     /// Detects the features of the running kernel.
     pub fn detect() -> Self {
@@ -194,6 +202,8 @@ impl BpfInstruction {
 
 #[cfg(test)]
 mod tests {
+    use datapath::abi::KERNEL_THREAD_FLAG;
+
     use super::*;
 
     #[test]
@@ -253,5 +263,14 @@ mod tests {
             let unread = detect_without(PROG_SOCK_ADDR, helper);
             assert_eq!(unread.kernel_thread, TaskFlag::default(), "{helper}");
         }
+    }
+
+    #[test]
+    fn tcp_is_refused_with_econnrefused_unless_neither_errno_nor_kernel_threads_are_known() {
+        const NONE: VerifierFeatures = VerifierFeatures::NONE;
+        assert!(!NONE.refuses_tcp_with_econnrefused());
+        assert!(VerifierFeatures { set_retval: true, ..NONE }.refuses_tcp_with_econnrefused());
+        let kernel_thread = TaskFlag { mask: KERNEL_THREAD_FLAG, ..TaskFlag::default() };
+        assert!(VerifierFeatures { kernel_thread, ..NONE }.refuses_tcp_with_econnrefused());
     }
 }

@@ -204,8 +204,8 @@ impl ProgramSupervisor {
         }
     }
 
-    /// Attaches programs that were lost, writes if the kubelet is marked and, if due, runs the self-test. Returns the
-    /// failure of the self-test; the outer `None` means that it did not run.
+    /// Attaches programs that were lost, and records for them whether the kubelet is marked. Runs the self-test if it
+    /// is due. Returns the failure of the self-test; the outer `None` means that it did not run.
     #[expect(clippy::option_option, reason = "a self-test that did not run has not succeeded")]
     fn verify_programs(&mut self, self_test_due: bool) -> Option<Option<String>> {
         let attached = self.programs.keep_attached();
@@ -219,6 +219,7 @@ impl ProgramSupervisor {
             }
             Err(error) => {
                 warn!(error = %error_chain(error), "cannot keep the eBPF programs attached");
+                // Without its programs a node is not ready, whatever a self-test would find.
                 return Some(Some(error_chain(error)));
             }
         }

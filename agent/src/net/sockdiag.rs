@@ -129,8 +129,8 @@ impl SockDiag {
         Ok(connections)
     }
 
-    /// Returns the TCP connections of the namespace that can still send, without activity: the established ones, and
-    /// those whose peer alone has closed, accepted or not.
+    /// Returns the TCP connections of the namespace that can still send, without their activity. These are established,
+    /// or only their peer has closed. They need not be accepted yet.
     pub fn sendable_connections(&self) -> io::Result<Vec<DiagConnection>> {
         let states = StateFlags::ESTABLISHED | StateFlags::CLOSE_WAIT;
         let mut connections = Vec::new();
@@ -140,8 +140,8 @@ impl SockDiag {
         Ok(connections)
     }
 
-    /// Returns the TCP connections of the namespace that a program may still use, without activity: those that are
-    /// established or being established, and those with one closed direction.
+    /// Returns the TCP connections of the namespace that a program may still use, without their activity. These are
+    /// established, being established, or have one closed direction.
     pub fn usable_connections(&self) -> io::Result<Vec<DiagConnection>> {
         let half_closed = StateFlags::FIN_WAIT1 | StateFlags::FIN_WAIT2 | StateFlags::CLOSE_WAIT;
         let states = StateFlags::SYN_SENT | StateFlags::ESTABLISHED | half_closed;

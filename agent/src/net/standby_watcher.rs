@@ -1,4 +1,4 @@
-//! Shell: asks the agents of other nodes if they have thawed the pods to which connects of this node were led.
+//! Shell: standby watches of the pods of other nodes, and the thaw queries of these pods' agents.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,29 +19,30 @@ use tokio::sync::{
 };
 use tracing::debug;
 
-/// Number of queries that run at once.
+/// Most queries that run at once.
 const QUERIES_MAX: usize = 256;
 /// Capacity of the channel of results.
 const RESULTS_MAX: usize = 1_024;
 
 /// Pods of other nodes that have a standby order: their watches, and the queries under way.
 ///
-/// After a call, [take](Self::take_changed) the pods that connects are to pass over or to use again, and the
-/// [addresses](Self::take_due_addresses) whose next connect is to be [recorded](Self::record_use).
+/// After a call, take what has changed: [pods](Self::take_changed) that connects pass over or use again, and
+/// [addresses](Self::take_due_addresses) to arm. The next connect to an armed address is passed in by
+/// [`record_use`](Self::record_use).
 #[derive(Debug)]
 pub(crate) struct StandbyWatcher {
-    /// True if agents answer queries. Otherwise the agent of a pod gives no sign, and no pod is watched.
-    agents_answer: bool,
-    pods: BTreeMap<String, WatchedPod>,
+    /// True if agents answer thaw queries. Otherwise the agent of a pod gives no sign, and no pod is watched.
+    agents_answer_queries: bool,
+    pods: BTreeMap<String, RemoteStandbyPod>,
     uids_by_address: HashMap<SocketAddr, String>,
-    /// Pods whose watches have a next wake.
+    /// Pods whose watches have a [next wake](StandbyWatch::next_wake).
     waking: BTreeSet<String>,
     passed_over: BTreeSet<String>,
     /// Pods that were passed over, or used again, since they were last taken.
     changed: Vec<String>,
-    /// Addresses whose next connect sends an event.
+    /// Addresses whose next connect sends an event: the event of their backend is armed in the kernel's map.
     armed: BTreeSet<SocketAddr>,
-    /// Addresses whose next connect is to send an event.
+    /// Addresses that are not armed yet, and whose next connect is to send an event.
     due_addresses: Vec<SocketAddr>,
     results_tx: Sender<ThawQueryResult>,
     results_rx: Receiver<ThawQueryResult>,
@@ -51,7 +52,7 @@ pub(crate) struct StandbyWatcher {
 
 /// Pod of another node with a standby order.
 #[derive(Debug, Default)]
-struct WatchedPod {
+struct RemoteStandbyPod {
     watch: StandbyWatch,
     /// Addresses to which connects may be led, sorted.
     addresses: Vec<SocketAddr>,
@@ -61,11 +62,11 @@ struct WatchedPod {
 pub(crate) type ThawQueryResult = (String, StandbyWatchEvent);
 
 impl StandbyWatcher {
-    /// Starts without pods. Without agents that answer queries (`agents_answer`) it watches none.
-    pub(crate) fn new(agents_answer: bool) -> Self {
+    /// Creates the state without pods. If agents answer no thaw queries, it watches no pod that is added.
+    pub(crate) fn new(agents_answer_queries: bool) -> Self {
         let (results_tx, results_rx) = mpsc::channel(RESULTS_MAX);
         Self {
-            agents_answer,
+            agents_answer_queries,
             pods: BTreeMap::new(),
             uids_by_address: HashMap::new(),
             waking: BTreeSet::new(),
@@ -81,7 +82,7 @@ impl StandbyWatcher {
 
     /// Adds or updates a pod of another node. One without a standby order is removed.
     pub(crate) fn update_pod(&mut self, pod: &PodEntry) {
-        let order = pod.standby.filter(|_| self.agents_answer);
+        let order = pod.standby.filter(|_| self.agents_answer_queries);
         let Some(order) = order else { return self.remove_pod(&pod.uid) };
         let addresses = addresses_of(pod);
         // What is known of another address proves nothing.
@@ -89,7 +90,7 @@ impl StandbyWatcher {
             self.remove_pod(&pod.uid);
             let entry = |at: &SocketAddr| (*at, pod.uid.clone());
             self.uids_by_address.extend(addresses.iter().map(entry));
-            let watched = WatchedPod { addresses, ..WatchedPod::default() };
+            let watched = RemoteStandbyPod { addresses, ..RemoteStandbyPod::default() };
             self.pods.insert(pod.uid.clone(), watched);
         }
         self.step(&pod.uid, StandbyWatchEvent::Ordered(Some(order.agent_timeout)));
@@ -126,8 +127,8 @@ impl StandbyWatcher {
         mem::take(&mut self.changed)
     }
 
-    /// Takes the addresses whose next connect is to send an event. Pass in those for which it does by
-    /// [`record_armed`](Self::record_armed).
+    /// Takes the addresses whose next connect is to send an event. Call [`record_armed`](Self::record_armed) for each
+    /// one that is armed.
     pub(crate) fn take_due_addresses(&mut self) -> Vec<SocketAddr> {
         mem::take(&mut self.due_addresses)
     }
@@ -142,7 +143,8 @@ impl StandbyWatcher {
         &self.armed
     }
 
-    /// Records that connects are led to these addresses from now on, which may have been written to the maps anew.
+    /// Records that connects are led to these addresses from now on. Their rows in the maps may be new, and then they
+    /// are not armed.
     pub(crate) fn record_added(&mut self, addresses: &BTreeSet<SocketAddr>) {
         // In most clusters only some pods have orders.
         if self.pods.is_empty() {
@@ -171,7 +173,7 @@ impl StandbyWatcher {
         waking.min()
     }
 
-    /// Does what is due now.
+    /// Passes the time to each watch that has a next wake.
     pub(crate) fn tick(&mut self) {
         for uid in self.waking.clone() {
             self.step(&uid, StandbyWatchEvent::Tick);
@@ -191,11 +193,13 @@ impl StandbyWatcher {
     fn step(&mut self, uid: &str, event: StandbyWatchEvent) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         let actions = pod.watch.step(Instant::now(), event);
+        // So a turn of the loop looks only at watches that wait for a time, and not at all pods.
         if pod.watch.next_wake().is_some() {
             self.waking.insert(uid.to_owned());
         } else {
             self.waking.remove(uid);
         }
+        // A watch that waits for a sign needs no further event: another use would change nothing.
         if pod.watch.awaits_use() {
             let unarmed = pod.addresses.iter().filter(|at| !self.armed.contains(*at));
             self.due_addresses.extend(unarmed);
@@ -219,7 +223,7 @@ impl StandbyWatcher {
         }
     }
 
-    /// Asks the agent of a pod. The result arrives in [`next_result`](Self::next_result).
+    /// Starts a thaw query of a pod's agent. The result arrives in [`next_result`](Self::next_result).
     fn start_query(&self, uid: &str, pod: IpAddr, number: u64) {
         let (results, semaphore) = (self.results_tx.clone(), Arc::clone(&self.semaphore));
         let uid = uid.to_owned();

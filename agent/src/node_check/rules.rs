@@ -85,7 +85,7 @@ pub struct HostFacts {
     pub capabilities: u64,
     /// Number of foreign programs that redirect connects, by owner.
     pub foreign_programs: BTreeMap<ForeignProgramOwner, usize>,
-    /// Traces of kube-proxy.
+    /// Traces of kube-proxy on the node.
     pub kube_proxy: KubeProxyFacts,
     /// Connection tables of the node's pods.
     pub connection_tables: ConnectionTables,
@@ -181,7 +181,11 @@ fn kernel_version(release: &str) -> Option<(u32, u32)> {
 fn check_features(facts: &HostFacts) -> CheckLine {
     let features = &facts.features;
     let missing: Vec<&str> = [
-        (features.set_retval, "refused connects fail with EPERM instead of ECONNREFUSED"),
+        (features.set_retval, "refused calls of UDP fail with EPERM instead of ECONNREFUSED"),
+        (
+            features.refuses_tcp_with_econnrefused(),
+            "refused connects of TCP fail with EPERM instead of ECONNREFUSED",
+        ),
         (features.sock_ops_netns_cookie, "listeners older than the agent are not counted"),
         (features.mptcp_sock, "subflows of Multipath TCP are not recognized"),
         (features.v6_only.mask != 0, "IPv6-only listeners count for both families"),
@@ -317,6 +321,7 @@ fn check_agent(agent: &AgentFacts) -> Vec<CheckLine> {
             "look at the pods and endpoints of the Service kube-dns",
         ),
     });
+    // Canaries connect to the cluster's DNS: nearly each cluster has it, and it serves TCP.
     match (agent.dns_address, &agent.node_canary) {
         (Some(address), Some(result)) => {
             lines.push(check_canary(NODE_CANARY, address, result, agent));
@@ -347,12 +352,14 @@ fn check_pod_canaries(address: SocketAddr, agent: &AgentFacts) -> CheckLine {
     }
 }
 
+/// Judges the result of one canary.
 fn check_canary(
     subject: &str,
     address: SocketAddr,
     result: &CanaryResult,
     agent: &AgentFacts,
 ) -> CheckLine {
+    // Only in mode `all` do the programs serve each Service, and never a server that the node itself runs.
     let is_expected = agent.clusterip == ClusterIpMode::All && !agent.is_dns_local;
     match result {
         Ok(CanaryPath::Redirected) => {
@@ -376,7 +383,7 @@ fn check_canary(
 
 #[cfg(test)]
 mod tests {
-    use datapath::abi::SocketBit;
+    use datapath::abi::{KERNEL_THREAD_FLAG, SocketBit, TaskFlag};
 
     use super::*;
 
@@ -470,6 +477,21 @@ mod tests {
         assert_eq!(to_do(&beside), [""; 0], "it serves ClusterIPs, and Rouse its own services");
         let old = HostFacts { features: VerifierFeatures::NONE, ..fine_facts() };
         assert_eq!(to_do(&old), [""; 0], "fallbacks are no faults");
+    }
+
+    #[test]
+    fn the_errno_of_refused_calls_is_named_where_it_is_not_econnrefused() {
+        let finding = |set_retval: bool, kernel_thread_mask: u32| {
+            let kernel_thread = TaskFlag { mask: kernel_thread_mask, ..TaskFlag::default() };
+            let features = VerifierFeatures { set_retval, kernel_thread, ..fine_facts().features };
+            check_features(&HostFacts { features, ..fine_facts() }).finding
+        };
+        let complete = "the kernel has all that have a fallback";
+        let of_udp = "with fallbacks: refused calls of UDP fail with EPERM instead of ECONNREFUSED";
+        let of_tcp = "refused connects of TCP fail with EPERM instead of ECONNREFUSED";
+        assert_eq!(finding(true, 0), complete);
+        assert_eq!(finding(false, KERNEL_THREAD_FLAG), of_udp);
+        assert_eq!(finding(false, 0), format!("{of_udp}; {of_tcp}"));
     }
 
     #[test]

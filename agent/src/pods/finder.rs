@@ -49,7 +49,7 @@ use crate::{
         pod_server::{
             PodServers,
             prestop::PreStopHooks,
-            running::{self, RunningQuery},
+            running::{self, ThawQuery},
         },
         processes::{namespace_path, processes},
         types::{NamespaceFacts, NamespaceSockets, PodTrackerEvent},
@@ -122,20 +122,20 @@ pub struct PodServerDeps {
     pub conns: ConnectionStorage,
     /// Connections that the eBPF programs report as idle.
     pub idle: IdleConnections,
-    /// Channel of queries if a pod runs, to the agent's loop.
-    pub running_queries: Sender<RunningQuery>,
+    /// Channel of thaw queries to the agent's loop.
+    pub thaw_queries: Sender<ThawQuery>,
 }
 
 impl PodServerDeps {
-    /// Opens the state in these maps. Returns it with the queries for the agent's loop.
+    /// Opens the state in these maps. Returns it with the receiver of thaw queries, for the agent's loop.
     pub(crate) fn open(
         prestop_hooks: &PreStopHooks,
         maps: &KernelMaps,
-    ) -> Result<(Self, Receiver<RunningQuery>), KernelMapError> {
-        let (running_queries, receiver) = mpsc::channel(running::QUERIES_MAX);
+    ) -> Result<(Self, Receiver<ThawQuery>), KernelMapError> {
+        let (thaw_queries, receiver) = mpsc::channel(running::QUERIES_MAX);
         let (prestop_hooks, conns) = (prestop_hooks.clone(), maps.conns());
         let idle = IdleConnections::open(maps)?;
-        Ok((Self { prestop_hooks, conns, idle, running_queries }, receiver))
+        Ok((Self { prestop_hooks, conns, idle, thaw_queries }, receiver))
     }
 }
 
@@ -253,8 +253,8 @@ impl PodFinder {
             wanted: HashMap::new(),
             root_inode: namespace::inode(&config.cgroups).ok(),
             pod_servers: config.pod_servers.map(|deps| {
-                let PodServerDeps { prestop_hooks, conns, idle, running_queries } = deps;
-                PodServers { prestop_hooks, conns, idle, running_queries, events: events.clone() }
+                let PodServerDeps { prestop_hooks, conns, idle, thaw_queries } = deps;
+                PodServers { prestop_hooks, conns, idle, thaw_queries, events: events.clone() }
             }),
             events,
         };

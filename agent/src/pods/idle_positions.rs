@@ -27,11 +27,11 @@ pub(crate) type ClientPodPort = (SocketAddr, u16);
 
 /// Positions of the connections of all watched pods of this node, by the pods' netns cookies.
 #[derive(Debug, Default)]
-pub(crate) struct IdlePositions(BTreeMap<u64, WatchedPod>);
+pub(crate) struct IdlePositions(BTreeMap<u64, IdlePod>);
 
 /// Positions of one pod's connections.
 #[derive(Debug)]
-struct WatchedPod {
+struct IdlePod {
     /// Time until which it is watched.
     until: Instant,
     /// Number of the newest event. Numbers begin at 1.
@@ -43,7 +43,7 @@ struct WatchedPod {
     numbers: BTreeMap<ClientPodPort, u64>,
 }
 
-impl WatchedPod {
+impl IdlePod {
     fn new(until: Instant) -> Self {
         Self { until, newest: 0, positions: BTreeMap::new(), numbers: BTreeMap::new() }
     }
@@ -76,7 +76,7 @@ impl IdlePositions {
     /// Begins to watch a pod, or goes on with it.
     pub(crate) fn watch(&mut self, now: Instant, cookie: u64) {
         let until = now + WATCH_TIME;
-        let pod = self.0.entry(cookie).or_insert_with(|| WatchedPod::new(until));
+        let pod = self.0.entry(cookie).or_insert_with(|| IdlePod::new(until));
         pod.until = pod.until.max(until);
     }
 

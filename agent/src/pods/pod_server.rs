@@ -5,14 +5,14 @@
 //! | `GET /wait-for-drain` | the kubelet, before it stops a container | once the pod may stop: [`prestop`] |
 //! | `POST /in-use` | agents of nodes with clients, before they close stale connections | the use of each: [`in_use`] |
 //! | `POST /idle` | agents of nodes with clients of a pod that drains | once a connection has become idle: [`idle`] |
-//! | `GET /running` | agents and activators that have sent something to a frozen pod | if the pod runs: [`running`] |
+//! | `GET /running` | agents and activators that have sent something to a frozen pod | the state of the pod, running or frozen: [`running`] |
 //!
 //! The socket is opened inside the pod's network namespace and belongs to the agent: the pod's processes see a port in
 //! use and nothing else. Knative reserves the port (knative/serving `pkg/networking/constants.go`). Without an agent
 //! the port is closed, so the kubelet's request is refused at once and the pod is stopped as usual.
 //!
-//! In a pod of a scaled Service the port is not reserved. There the server opens once the pod is ready, so that its
-//! processes have their ports, and not at all if one of them has this one.
+//! In a pod of a scaled Service the port is not reserved. There the server opens only once the pod is ready, so that
+//! the pod's processes have their ports. If one of them has this port, the pod has no server.
 
 use std::{
     io,
@@ -39,7 +39,7 @@ use tokio::sync::{Semaphore, mpsc::Sender};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
 
-use self::{in_use::InUseLookup, prestop::PreStopHooks, running::RunningQuery};
+use self::{in_use::InUseLookup, prestop::PreStopHooks, running::ThawQuery};
 use crate::{
     kernel::maps::connection_storage::ConnectionStorage,
     net::sockdiag::SockDiag,
@@ -76,8 +76,8 @@ pub struct PodServers {
     pub conns: ConnectionStorage,
     /// Connections that the eBPF programs report as idle.
     pub idle: IdleConnections,
-    /// Channel of queries if a pod runs, to the agent's loop.
-    pub running_queries: Sender<RunningQuery>,
+    /// Channel of thaw queries to the agent's loop.
+    pub thaw_queries: Sender<ThawQuery>,
     /// Channel of events to the agent's loop.
     pub events: Sender<PodTrackerEvent>,
 }

@@ -63,8 +63,8 @@ pub(crate) fn processes_by_namespace(dir: &Path) -> io::Result<ProcessesByNamesp
     Ok(ProcessesByNamespace::sort(processes(dir)?, namespace::inode))
 }
 
-/// Returns true if a pod has sessions: processes that are neither a container's first one nor descendants of it, as
-/// `kubectl exec` or an exec probe starts them. `pod` is the directory of the pod's cgroup.
+/// Returns true if a pod has sessions, as `kubectl exec` or an exec probe starts them. These are processes that are
+/// neither a container's first one nor descendants of it. `pod` is the directory of the pod's cgroup.
 ///
 /// The runtime, which is outside of the pod, starts both first processes and sessions. So a container has one process
 /// with a parent outside of the pod, and more if it has sessions. Returns an error like [`processes`], also if a parent
@@ -88,7 +88,7 @@ pub(crate) fn has_sessions(pod: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns the parent that a read of a process's `/proc/PID/stat` tells; `None` if the process has ended.
+/// Returns the parent of a process from the bytes of its `/proc/PID/stat`; `None` if the process has ended.
 fn parent_in(stat: io::Result<Vec<u8>>) -> io::Result<Option<u32>> {
     match stat {
         // The name may be any bytes.

@@ -45,7 +45,7 @@ pub(crate) struct NodeRoutes {
     /// Services that do not fit the kernel's maps.
     refused_services: BTreeMap<NamespacedName, MapCapacityError>,
     /// True if a write failed midway, so that the planner has to read the maps again.
-    maps_inconsistent: bool,
+    are_maps_inconsistent: bool,
     /// True if the maps may differ from the table and the local pods.
     is_dirty: bool,
     /// True if the figures have changed since they were last taken.
@@ -74,7 +74,7 @@ impl NodeRoutes {
             awaited: RoutedServiceReporter::of_awaited_services(),
             planned_pods: BTreeMap::new(),
             refused_services: BTreeMap::new(),
-            maps_inconsistent: false,
+            are_maps_inconsistent: false,
             are_figures_due: true,
         }
     }
@@ -98,7 +98,7 @@ impl NodeRoutes {
     /// Returns true if a change waits for its write, or a write failed. What does not fit does not count, not even if
     /// it stops a whole plan: a restart would not help.
     pub(crate) fn has_unwritten_changes(&self) -> bool {
-        self.is_dirty || self.maps_inconsistent
+        self.is_dirty || self.are_maps_inconsistent
     }
 
     /// Returns the table as the planner has it.
@@ -202,7 +202,7 @@ impl NodeRoutes {
         self.is_dirty = true;
     }
 
-    /// Excludes a pod from connects, or ends that, whatever the RouteTable states of it.
+    /// Excludes a pod from connects, or includes it again, even if the RouteTable lists it as ready.
     pub(crate) fn set_excluded(&mut self, uid: &str, is_excluded: bool) {
         self.planner.set_excluded(uid, is_excluded);
         // A Service of the cluster that does not fit is tried again at sweeps, and not after each probe of a pod.
@@ -236,18 +236,18 @@ impl NodeRoutes {
     /// Asks for another write if the last one failed or was partial.
     pub(crate) fn retry_unfinished(&mut self) {
         self.planner.retry_unfit();
-        self.is_dirty |= self.maps_inconsistent || self.planner.has_due_work();
+        self.is_dirty |= self.are_maps_inconsistent || self.planner.has_due_work();
     }
 
     /// Returns true if the planner needs the maps' present content before the next plan.
     pub(crate) fn needs_restart(&self) -> bool {
-        self.maps_inconsistent
+        self.are_maps_inconsistent
     }
 
     /// Restarts the planner from the maps' present content, after a write failed midway.
     pub(crate) fn restart(&mut self, kernel: KernelRoutes, now_ns: u64) {
         self.planner.restart(kernel, now_ns);
-        self.maps_inconsistent = false;
+        self.are_maps_inconsistent = false;
     }
 
     /// Returns the plan that puts the table in force with the local pods.
@@ -256,10 +256,10 @@ impl NodeRoutes {
         self.planner.plan(now_ns, &self.planned_pods)
     }
 
-    /// Records that a plan was written in part only. The planner assumes that its plan is in force; only reading the
-    /// maps again makes its picture true.
+    /// Records that a plan was written in part only. The planner assumes that its plan is in force, so it has to read
+    /// the maps again.
     pub(crate) fn mark_write_failed(&mut self) {
-        self.maps_inconsistent = true;
+        self.are_maps_inconsistent = true;
     }
 
     /// Reports that all batches so far are in force: acknowledges their draining pods, and names their services that

@@ -124,7 +124,7 @@ async fn a_waiting_request_is_decided_over_the_wire() {
     assert_eq!(
         requested_scale(decisions.recv().await),
         Some(1),
-        "told of a waiting request at the opening"
+        "the waiting request is reported at the opening"
     );
     wait_queues.set(waiting(&name, 300).key, waiting(&name, 300));
     assert_eq!(requested_scale(decisions.recv().await), Some(5), "a burst is decided at once");
@@ -163,7 +163,8 @@ async fn what_waits_where_a_stream_ends_is_taken_to_wait_on() {
     report.handle_item(UsageItem::Synced).expect("allowed");
     assert_eq!(waiting_requests(), 3);
     drop(report);
-    assert_eq!(waiting_requests(), 3, "for a while, or until its sender says otherwise");
+    // Only a lost stream is known: the requests may still wait, and must not lose their pod.
+    assert_eq!(waiting_requests(), 3, "for a while, or until its sender reports again");
     let decision = evaluator.outbox().get(&name);
     assert_eq!(decision.and_then(|decision| decision.requested_scale), Some(1));
 }
@@ -191,6 +192,7 @@ fn an_agent_counts_only_the_pods_of_its_own_node() {
     ] {
         assert!(report(role, node).1.is_err(), "{role:?} {node}");
     }
+    // The certificate proves role and node, which bound what may be reported.
     let (mut own_report, opened) = report(ClientComponent::Agent, "n1");
     assert_eq!(opened, Ok(()));
     let name = NamespacedName::new("default", "hello-00001");

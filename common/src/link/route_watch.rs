@@ -20,8 +20,8 @@ use crate::{
 
 /// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an item. The controller is trusted, and the usual 4 MiB would end the stream, again at each attempt,
-/// for one item that is larger: the rules of all routes of a host are one item.
+/// Most bytes of an item. The rules of all routes of a host are one item, and may exceed the usual 4 MiB. Each attempt
+/// of the stream would then end at this item. The controller is trusted not to send more.
 const MAX_ITEM_BYTES: usize = 1 << 30;
 
 impl ComponentLink {

@@ -162,7 +162,7 @@ fn a_pod_without_an_order_is_not_watched() {
     assert_eq!((watch.next_wake(), watch.awaits_use()), (None, false));
 }
 
-/// Reference: what a sender should do, by the times of uses and signs alone.
+/// Reference for the watch: the expected state, by the times of uses and signs alone.
 #[derive(Clone, Debug, Default)]
 struct Reference {
     has_order: bool,
@@ -264,19 +264,19 @@ impl World {
             is_passed_over: false,
             asked_at: None,
         };
-        world.take(WatchStep::ChangeTable);
+        world.perform(WatchStep::ChangeTable);
         world
     }
 
-    fn take(&mut self, step: WatchStep) {
+    fn perform(&mut self, step: WatchStep) {
         match step {
             WatchStep::Use => {
                 self.reference.use_pod(self.now);
-                self.pass(Used);
+                self.pass_event(Used);
             }
             WatchStep::Answer => {
                 self.record_sign();
-                self.pass(Answered);
+                self.pass_event(Answered);
             }
             WatchStep::ReportThaw => self.end_query(QueryEnd::Running),
             WatchStep::ReachAgent => self.reach_agent(),
@@ -284,13 +284,13 @@ impl World {
             WatchStep::LoseQuery => self.end_query(QueryEnd::Unreachable),
             WatchStep::PassTime => {
                 self.now += STEP_TIME;
-                self.pass(Tick);
+                self.pass_event(Tick);
             }
             WatchStep::ChangeTable => {
                 let has_order = !self.reference.has_order;
                 self.reference = Reference { has_order, ..Reference::default() };
                 self.void_query();
-                self.pass(Ordered(has_order.then_some(TIMEOUT)));
+                self.pass_event(Ordered(has_order.then_some(TIMEOUT)));
             }
             WatchStep::Restart => {
                 let has_order = self.reference.has_order;
@@ -298,7 +298,7 @@ impl World {
                 // The results of the earlier sender's queries are lost.
                 (self.watch, self.query) = (StandbyWatch::default(), None);
                 self.is_passed_over = false;
-                self.pass(Ordered(has_order.then_some(TIMEOUT)));
+                self.pass_event(Ordered(has_order.then_some(TIMEOUT)));
             }
         }
     }
@@ -308,7 +308,7 @@ impl World {
         if counts {
             self.reference.reached_at.get_or_insert(self.now);
         }
-        self.pass(QueryReached(number));
+        self.pass_event(QueryReached(number));
     }
 
     fn end_query(&mut self, end: QueryEnd) {
@@ -319,7 +319,7 @@ impl World {
             QueryEnd::NotRunning => self.reference.reached_at = self.reference.waits_since,
             QueryEnd::Unreachable => self.reference.lose_query(),
         }
-        self.pass(QueryEnded(number, end));
+        self.pass_event(QueryEnded(number, end));
     }
 
     fn record_sign(&mut self) {
@@ -331,7 +331,7 @@ impl World {
         self.query = self.query.map(|(number, _)| (number, false));
     }
 
-    fn pass(&mut self, event: StandbyWatchEvent) {
+    fn pass_event(&mut self, event: StandbyWatchEvent) {
         for action in self.watch.step(self.now, event) {
             match action {
                 Query(number) => {
@@ -361,7 +361,7 @@ impl World {
     }
 }
 
-/// Takes each sequence of `depth` further steps. Returns the number of those that end with a pod that is passed over.
+/// Performs each sequence of `depth` further steps. Returns the number of sequences after which the pod is passed over.
 fn search(world: &World, depth: usize, path: &mut Vec<WatchStep>) -> usize {
     if depth == 0 {
         return usize::from(world.is_passed_over);
@@ -370,7 +370,7 @@ fn search(world: &World, depth: usize, path: &mut Vec<WatchStep>) -> usize {
     for step in STEPS {
         let mut next = world.clone();
         path.push(step);
-        next.take(step);
+        next.perform(step);
         let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| next.check()));
         assert!(checked.is_ok(), "after {path:?}: {next:?}");
         passed_over += search(&next, depth - 1, path);
@@ -379,13 +379,13 @@ fn search(world: &World, depth: usize, path: &mut Vec<WatchStep>) -> usize {
     passed_over
 }
 
-/// The shortest way from a use to a pod that is passed over has five steps: four times the time of a step, and a query that
-/// reaches its agent. A pod that was used before the search leaves one more.
+/// The shortest way from a use to a pod that is passed over has five steps. Four pass time, and one lets a query reach
+/// the agent. A pod that was used before the search leaves one more.
 #[test]
 fn in_every_interleaving_a_pod_is_passed_over_exactly_while_a_sign_is_missing() {
     const DEPTH: usize = 6;
     let (unused, mut used) = (World::new(), World::new());
-    used.take(WatchStep::Use);
+    used.perform(WatchStep::Use);
     search(&unused, DEPTH, &mut Vec::new());
     let passed_over = search(&used, DEPTH, &mut vec![WatchStep::Use]);
     assert!(passed_over > 20, "{passed_over} ends with a pod that is passed over");

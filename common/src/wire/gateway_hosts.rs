@@ -31,26 +31,27 @@ pub struct GatewayHostKey {
 /// Rules of one host. A request to it that no rule fits gets 404, and is not for a less specific host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayHostEntry {
-    /// Transport and host.
+    /// Transport and host that the rules are for.
     pub key: GatewayHostKey,
     /// Rules in the order of their precedence: the first one that fits a request decides.
     pub rules: Vec<HttpRule>,
-    /// Secret whose certificate the host has for TLS; `None`: the certificate is chosen by its names.
-    pub certificate: Option<NamespacedName>,
+    /// Secrets whose certificates the host has for TLS. The client's keys and the names of the certificates decide among
+    /// several. None: the certificate is chosen as that of other hosts.
+    pub certificates: Vec<NamespacedName>,
     /// Hosts that get none of the rules, since DomainMappings have them, in force or not: the host itself, or hosts
     /// below it. `*.a.example` is for those with one label in front of `.a.example`.
     pub reserved_hosts: Vec<String>,
 }
 
-/// One match of a rule of a route, with what happens to the requests that fit.
+/// One match of a rule of an HTTPRoute or GRPCRoute, with the treatment of the requests that fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpRule {
     /// Namespace and name of the route.
     pub route: NamespacedName,
-    /// True if the route is a GRPCRoute. Without a backend, its requests get 503 instead of 500: clients of gRPC read
-    /// that as `UNAVAILABLE`.
+    /// True if the route is a GRPCRoute. Without a backend, its requests get 503 instead of 500, since clients of gRPC
+    /// read 503 as `UNAVAILABLE`.
     pub is_grpc: bool,
-    /// Paths that fit.
+    /// Paths of the requests that fit.
     pub path: PathMatch,
     /// Method that fits; `None`: all methods.
     pub method: Option<String>,
@@ -64,9 +65,9 @@ pub struct HttpRule {
     pub response_headers: HeaderChanges,
     /// Redirect that the gateway responds with; `None`: a backend responds.
     pub redirect: Option<RequestRedirect>,
-    /// Change of the URL of requests; `None`: backends receive it as it is.
+    /// Change of the URL of requests; `None`: backends receive the client's.
     pub rewrite: Option<UrlRewrite>,
-    /// Timeouts of requests.
+    /// Timeouts of the requests that fit.
     pub timeouts: RuleTimeouts,
     /// Backends with their shares. Without any, requests get 500.
     pub backends: Vec<WeightedBackend>,
@@ -154,7 +155,7 @@ pub enum RouteBackend {
 pub struct PlainBackend {
     /// Name of the port, as [`NamespacedName::with_port`] writes it.
     pub name: NamespacedName,
-    /// ClusterIP and port.
+    /// ClusterIP and port of the Service.
     pub address: SocketAddr,
     /// Protocol of the endpoints.
     pub protocol: AppProtocol,
@@ -162,7 +163,7 @@ pub struct PlainBackend {
 
 impl GatewayHostKey {
     /// Returns the keys that are to be looked up for a host, the most specific one first. A host that is longer than any
-    /// name has only that of all hosts: with one for each of its dots, a long head would cost seconds.
+    /// name has only the key of all hosts. With a key for each of its dots, a long head would cost seconds.
     pub fn candidates(is_tls: bool, host: &str) -> impl Iterator<Item = Self> {
         let host = if host.len() <= MAX_HOST_BYTES { host } else { "" };
         let dots = host.match_indices('.').map(|(at, _)| at).filter(|at| *at > 0);
@@ -207,7 +208,7 @@ impl PathMatch {
         PathPrefix::parse(text).ok().map(|_| Self::Exact(text.into()))
     }
 
-    /// Prefix below which all paths that fit are.
+    /// Longest prefix that all paths that fit have.
     pub fn prefix(&self) -> &str {
         match self {
             // The text of `/` is empty, as that of the prefix of all paths.

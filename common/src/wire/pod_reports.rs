@@ -28,8 +28,8 @@ pub enum PodReportItem {
     RoutedService(NamespacedName),
     /// The sender no longer routes requests for this service to a Revision, or the service awaits no agents any more.
     RoutedServiceRemoved(NamespacedName),
-    /// The sender, an activator, sends no new request to this pod with a standby order, because nothing shows that the pod
-    /// was thawed for the last ones. Every replica uses it.
+    /// The sender, an activator, passes over this pod with a standby order: nothing shows that the pod was thawed for
+    /// the last requests. Every replica uses it.
     PassedOver(String),
     /// The sender sends requests to the pod again, or the pod has no standby order any more.
     PassedOverRemoved(String),

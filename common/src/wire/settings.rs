@@ -93,6 +93,9 @@ pub struct EdgeSettings {
     pub hsts: Option<HstsPolicy>,
     /// Versions and ciphers of TLS with clients.
     pub tls: TlsSettings,
+    /// True if the default certificate is presented to no client: one that names no host, or a host without a certificate,
+    /// is refused.
+    pub is_sni_strict: bool,
     /// Idle deadline: a connection of raw TCP from outside that passes no byte for so long is reset; `None`: never. Sent
     /// in whole milliseconds.
     pub tcp_idle_timeout: Option<Duration>,
@@ -104,17 +107,17 @@ pub struct EdgeSettings {
 impl EdgeSettings {
     /// Returns true if `peer` is a trusted proxy.
     pub fn is_trusted_proxy(&self, peer: IpAddr) -> bool {
-        contain_address(&self.trusted_proxies, peer)
+        is_in_networks(&self.trusted_proxies, peer)
     }
 
     /// Returns true if `peer` is a trusted ingress.
     pub fn is_trusted_ingress(&self, peer: IpAddr) -> bool {
-        contain_address(&self.trusted_ingresses, peer)
+        is_in_networks(&self.trusted_ingresses, peer)
     }
 }
 
 /// Returns true if one of the networks contains the address.
-fn contain_address(networks: &[IpNet], address: IpAddr) -> bool {
+fn is_in_networks(networks: &[IpNet], address: IpAddr) -> bool {
     let address = address.to_canonical();
     networks.iter().any(|net| net.contains(&address))
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Order to the agent of a pod's node: freeze the pod while nothing uses it.
 ///
-/// Times are sent in whole milliseconds, and at least one: a time of zero would freeze a pod that has to answer, or pass
-/// over each one.
+/// Times are sent in whole milliseconds, and at least one. A time of zero would freeze a pod that has to answer, or
+/// would pass over every pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandbyOrder {
     /// Time without requests after which a pod that a request has thawed is frozen again. The order may stay the same.
@@ -15,8 +15,9 @@ pub struct StandbyOrder {
     pub probe_time: Duration,
     /// True if the pod's memory is reclaimed once it is frozen.
     pub reclaims_memory: bool,
-    /// Time after which others pass the pod over, if nothing shows that its agent has thawed it for them. Senders of
-    /// earlier releases state none, and [`DEFAULT_AGENT_TIMEOUT`](Self::DEFAULT_AGENT_TIMEOUT) counts.
+    /// Time after a use of the pod in which agents of other nodes and activators wait for a sign of a thaw. Then they
+    /// pass the pod over. Where a sender of an earlier release states none,
+    /// [`DEFAULT_AGENT_TIMEOUT`](Self::DEFAULT_AGENT_TIMEOUT) counts.
     pub agent_timeout: Duration,
 }
 

@@ -192,6 +192,7 @@ fn gateway_rules_of_a_service_survive_the_wire() {
     ] {
         let domain = |host_rewrite: Option<String>| MappedDomain {
             redirects_to_https: true,
+            // One domain has all optional fields, and the other one none.
             certificate: host_rewrite.is_some().then(|| name("default/a-example")),
             hsts: host_rewrite.is_some().then(hsts),
             host_rewrite,
@@ -282,6 +283,7 @@ fn telemetry_that_this_component_does_not_support_is_refused() {
             "collector.endpoint",
         ),
     ];
+    // One field at a time, so that each refusal is for the field that was changed.
     for (change, field) in changes {
         let mut message = raw::Telemetry::from(telemetry());
         change(&mut message);
@@ -307,6 +309,7 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
             min_version: TlsMinVersion::Tls13,
             ciphers: vec![TlsCipher::Aes128GcmSha256, TlsCipher::EcdheRsaAes128GcmSha256],
         },
+        is_sni_strict: true,
         tcp_idle_timeout: Some(Duration::from_millis(90_500)),
         trusted_ingresses: vec!["10.244.0.0/16".parse().expect("a network")],
     };
@@ -318,12 +321,12 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
     };
     let usual = RouteTable::default();
     let logged = RouteTable { settings: settings.clone(), ..RouteTable::default() };
-    let said = RouteChange::Settings(settings);
-    assert_eq!(logged.all_states().collect::<Vec<_>>(), std::slice::from_ref(&said));
+    let sent = RouteChange::Settings(settings);
+    assert_eq!(logged.all_states().collect::<Vec<_>>(), std::slice::from_ref(&sent));
     assert_eq!(usual.all_states().count(), 0);
-    assert_eq!(usual.changes_to(&logged), std::slice::from_ref(&said));
+    assert_eq!(usual.changes_to(&logged), std::slice::from_ref(&sent));
     assert_eq!(logged.changes_to(&usual), [RouteChange::Removed(RouteKey::Settings)]);
-    for change in [said, RouteChange::Removed(RouteKey::Settings)] {
+    for change in [sent, RouteChange::Removed(RouteKey::Settings)] {
         let item = item(3, change);
         assert_eq!(RouteItem::try_from(raw::RouteItem::from(item.clone())), Ok(item));
     }
@@ -334,6 +337,7 @@ fn settings_are_sent_once_for_all_services_and_only_if_not_default() {
         view.apply_item(item(1, change));
     }
     assert_eq!(view.table, logged);
+    // A new stream replaces the table: what it does not name is gone at its end.
     view.begin_stream();
     let gone = view.apply_item(item(1, RouteChange::Synced)).expect("a whole table");
     assert!(gone.contains(&RouteKey::Settings));
@@ -447,6 +451,7 @@ fn an_invalid_origin_of_a_wake_counts_as_not_known() {
         };
         ScaleDecision::try_from(decision).expect("it decides something").wake_origin
     };
+    // An address that cannot be read leaves the activator, and an origin without an activator is none.
     let of_activator = WakeOrigin { activator: "a".into(), client: None };
     assert_eq!(decision("a", &[1]).as_deref(), Some(&of_activator));
     assert_eq!(decision("", &[10, 244, 1, 7]), None);
@@ -492,6 +497,7 @@ fn slots_arrive_as_they_were_sent() {
             assert_eq!(SlotGrantItem::try_from(raw::GrantItem::from(item.clone())), Ok(item));
         }
     }
+    // Items of a later release, whose kind is not known, look like empty ones.
     let empty = raw::ClaimItem { what: Some(raw::claim_item::What::Claim(raw::Claim::default())) };
     assert!(SlotClaimItem::try_from(empty).is_err(), "a claim names its revision");
     assert!(SlotGrantItem::try_from(raw::GrantItem { what: None }).is_err());

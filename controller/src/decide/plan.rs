@@ -187,7 +187,7 @@ fn run_pass(
     traffic::update_latest_ready(app);
     conditions::update_configuration(app, now);
     // Before its first traffic: from then on the gateway would serve the Route.
-    ingresses::update_front(app, name, cluster);
+    ingresses::update_ingress_class(app, name, cluster);
     traffic::assign_traffic(app, name, cluster, now, timer);
     traffic::update_routing_states(app, name, cluster, now);
     // Only the leader decides about pods; other replicas keep the stages that it has noted on them.

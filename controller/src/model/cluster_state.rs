@@ -120,7 +120,7 @@ pub struct ClusterState {
     pub names: NameIndex,
     /// Activators, and the slices that list them.
     pub activators: ObservedActivators,
-    /// DomainMappings and ClusterDomainClaims.
+    /// DomainMappings and ClusterDomainClaims of all namespaces.
     pub domains: ObservedDomains,
     /// Certificates of the Secrets that DomainMappings and `config-network` name.
     pub certificates: ObservedCertificates,
@@ -367,8 +367,7 @@ impl ClusterState {
         from.take_while(move |(object_name, _)| object_name == name).map(|(_, app)| app)
     }
 
-    /// Returns the app of an entry of the RouteTable for a service: for a name of a Route, or for a port of a scaled
-    /// Service.
+    /// Returns the app of a service in the RouteTable, which is a name of a Route or a port of a scaled Service.
     pub fn app_of_service(&self, name: &NamespacedName) -> Option<NamespacedName> {
         match name.split_port() {
             Some((service, _)) => {

@@ -1,12 +1,13 @@
-//! Pure: drain acknowledgements, by which agents and activators state that they no longer connect to a draining pod;
-//! their reports of the services that they route, for which a Route waits before it is ready; and those of frozen pods
-//! that activators pass over.
+//! Pure: reports of agents and activators → what the controller waits for. There are three kinds of reports. By a drain
+//! acknowledgement, a reporter no longer connects to a draining pod. By a routed service, the Route of the service may
+//! be ready. By a passed-over pod, an activator sends no requests to a frozen pod.
 //!
 //! Every agent and activator reports to every replica of the controller, whichever of them serves its routes. For each
 //! draining pod it acknowledges that none of its new connections goes there; the leader waits until all have done so.
-//! Versions of the RouteTable play no part, since they compare within one stream only. An agent or activator that runs
-//! according to the API server, and does not report here, is missing as well: after a start, silence is no
-//! acknowledgement.
+//! Versions of the RouteTable play no part, since they compare within one stream only.
+//!
+//! After a start, silence is no acknowledgement. So an agent or activator that runs according to the API server, and
+//! does not report here, is missing as well.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +43,7 @@ struct ReporterState {
     routed_services: Option<RoutedServices>,
     /// Pods with a standby order to which it sends no new requests, because nothing shows that they were thawed.
     passed_over_pods: BTreeSet<String>,
-    /// Those that an earlier stream named, and the newest one has not named yet. `handle_synced` removes them.
+    /// Passed-over pods that an earlier stream named, and the newest one has not yet. `handle_synced` removes them.
     unconfirmed_passed_over: BTreeSet<String>,
 }
 

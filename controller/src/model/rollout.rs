@@ -226,6 +226,7 @@ impl ConfigurationRollout {
             |it: &Self| it.tag == self.tag && it.configuration_name == self.configuration_name;
         match (configurations.iter().position(is_it), self.percent) {
             (_, ..=0) => None,
+            // A share of 1 % cannot be divided.
             (None, _) | (Some(_), 1) => Some(self),
             (Some(at), _) => Some(self.advance_target(configurations.swap_remove(at), now)),
         }
@@ -286,6 +287,7 @@ impl ConfigurationRollout {
         {
             newest.percent -= excess;
         }
+        // An excess below zero takes nothing.
         for it in &mut self.revisions {
             let taken = excess.clamp(0, it.percent);
             it.percent -= taken;

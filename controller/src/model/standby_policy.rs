@@ -67,6 +67,7 @@ impl StandbyConfig {
         annotations: &BTreeMap<String, String>,
         path: &str,
     ) -> (StandbyPolicy, Vec<Problem>) {
+        // A value that cannot be read leaves the default in force, and the others still count.
         let (mut policy, mut problems) = (self.policy, Vec::new());
         let text = |name: &str| annotations.get(name).map(|it| it.trim());
         let at = |name: &str| format!("{path}.{name}");

@@ -74,8 +74,8 @@ pub fn read_service(
     previous: Option<&ServiceState>,
 ) -> ServiceState {
     let (meta, is_terminating) = (fields::read_meta(object), is_terminating(object));
-    // Only a Service that never passed admission gets defaults here. Those are the shipped ones: with the settings of
-    // the moment, a restart after a change of `config-defaults` would make another template, and so another Revision.
+    // Only a Service that never passed admission gets defaults here, and these are the shipped ones. With the settings
+    // of the moment, a restart after a change of `config-defaults` would make another template and another Revision.
     let (defaults, features) = (RevisionDefaults::default(), Features::default());
     let settings = RuleSettings {
         platform: PlatformKind::Kubernetes,
@@ -163,7 +163,7 @@ pub fn read_route(object: &Value) -> RouteState {
             .filter_map(fields::read_assigned_traffic)
             .collect(),
         rollout: read_rollout(object),
-        ingress_class: non_empty_text(&object["status"]["annotations"][key::FRONT_CLASS]),
+        ingress_class: non_empty_text(&object["status"]["annotations"][key::CLASS_IN_FORCE]),
         blocked_reason: None,
         applied_hash: applied_hash(object),
         is_terminating: is_terminating(object),

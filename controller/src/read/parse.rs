@@ -2,8 +2,7 @@
 //!
 //! Rules and texts are those of Knative's webhooks (knative/serving `pkg/apis/serving` at 98e5ef9), so that a manifest
 //! refused here is refused there for the same reason. Both platforms use the same functions. [`service_manifest`] reads
-//! a file of the local node into a [`ServiceManifest`]; [`admission`] defaults and validates objects for a Kubernetes
-//! API server.
+//! a file of the local node into a [`ServiceManifest`]. [`admission`] defaults and validates objects for an API server.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -102,6 +101,7 @@ pub fn service_manifest(
     let annotations = meta.annotations.clone().unwrap_or_default();
     metadata::refuse_autoscaling_annotations(&annotations, &mut problems);
     metadata::check_route_annotations(&annotations, &mut problems);
+    // Without a spec, every further problem would only follow from that.
     let mut spec = match object.get("spec") {
         Some(Value::Object(spec)) => spec.clone(),
         None | Some(Value::Null) => {
@@ -313,6 +313,7 @@ fn parse_template(
         problems.push(Problem::missing("spec.template"));
         return RevisionTemplate::default();
     };
+    // A file has no former state to compare with, so that each reading counts as a creation.
     let is_creation = true;
     defaults::set_template_defaults(value, service, is_creation, settings);
     let Value::Object(template) = value else { return RevisionTemplate::default() };

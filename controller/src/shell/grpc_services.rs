@@ -42,8 +42,8 @@ mod subscribers;
 
 /// Longest delay of route updates to agents and autoscalers, compared with activators.
 ///
-/// Requests may wait for an update at an activator, and nothing waits elsewhere: until an agent routes connects to a
-/// new pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
+/// Requests may wait for an update at an activator. Nothing waits elsewhere: until an agent routes connects to a new
+/// pod, they go by the activator. On a small node the same processors bring the first request to its pod meanwhile.
 const ROUTE_UPDATE_DELAY: Duration = Duration::from_millis(1);
 
 /// Serves the three services (Routes, Pods, Scale) at `endpoint` until `shutdown`.

@@ -90,7 +90,7 @@ const GATEWAY_LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which a replica becomes ready without a certificate for its webhook: it still sends routes.
 const CERTIFICATE_WAIT: Duration = Duration::from_secs(60);
 /// Time for which a stopping replica still serves its webhook. API servers send requests to it until the rules of its
-/// Service have changed, and a request without a response refuses the write of a user.
+/// Service have changed. A request without a response would refuse the write of a user.
 const WEBHOOK_LINGER: Duration = Duration::from_secs(5);
 /// Time limit for the last responses of the webhook after that. Both fit into the pod's grace period of 30 s.
 const WEBHOOK_STOP_TIMEOUT: Duration = Duration::from_secs(15);
@@ -127,6 +127,7 @@ impl KubernetesPlatform {
         shared.set_pod_reader(reads_tx);
         let (reading_client, runtime) = (client.clone(), Arc::clone(&shared));
         tokio::spawn(pod_reads::read_pods(reading_client, runtime, reads_rx, stop.clone()));
+        // From outside the cluster the webhook has a URL, and within it is named by its Service.
         let webhook_address = |address: SocketAddr| WebhookAddress {
             url: cluster.webhook_url.clone(),
             ..WebhookAddress::new(&cluster.system_namespace, address.port())
@@ -292,6 +293,7 @@ impl KubernetesPlatform {
     async fn serve_webhook(&self, leadership: Leadership, shutdown: &CancellationToken) {
         if let Some((address, webhook_address)) = self.webhook.clone() {
             let (shared, domain) = (Arc::clone(&self.runtime), self.cluster_domain.clone());
+            // Read at each request, so that a change of the ConfigMaps counts from the next one on.
             let settings: WebhookSettingsSource = Arc::new(move || {
                 let prefers_wake_zone =
                     shared.with_machine(|machine| wake_zone::is_preference_on(machine.cluster()));
@@ -322,6 +324,7 @@ impl KubernetesPlatform {
                 context,
                 shutdown.clone(),
             );
+            // The replica goes on: it may still be the leader, and other replicas serve the webhook.
             if let Err(error) = run.await {
                 let error = &error as &dyn std::error::Error;
                 error!(error, "admission webhook failed");

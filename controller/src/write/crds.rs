@@ -1,7 +1,8 @@
 //! Pure: the CustomResourceDefinitions, generated from the types in [`knative`](crate::model::knative).
 //!
-//! Names, short names, categories, columns and labels are Knative's (knative/serving `config/core/300-resources`,
-//! knative/networking `config`, knative/caching `config`), so that tools and users find what they expect.
+//! Names, short names, categories, columns and labels are Knative's, so that tools and users find what they expect.
+//! They are in `config/core/300-resources` of knative/serving, and in `config` of knative/networking and
+//! knative/caching.
 //!
 //! kube's `#[derive(CustomResource)]` was tried for the table of kinds and not taken. Its attributes need 20 lines for a
 //! Service where the table has 13. Its schema has 346 kB, with every field of a pod, and requires names of containers,

@@ -261,7 +261,7 @@ fn service_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     }))
 }
 
-/// Returns true if a Service reserves a name that its Route no longer has. The Route must be known: one that is not
+/// Returns true if a Service reserves a name that its Route no longer has. The Route must be known. One that is not
 /// observed yet may have the name, and Kubernetes deletes the Service with a Route that is gone.
 fn is_superfluous_placeholder(cluster: &ClusterState, name: &NamespacedName) -> bool {
     let Some(placeholder) = cluster.names.placeholders.get(name) else { return false };
@@ -292,6 +292,7 @@ fn with_placeholder<T>(
 ) -> Option<T> {
     let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
     let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
+    // The spec borrows the text of the uid, so it is passed to `make` and not returned.
     let uid = route.meta.uid.to_string();
     Some(make(services::PlaceholderSpec {
         namespace: &owner.namespace,

@@ -244,7 +244,7 @@ fn route_status_annotations(route: &RouteState) -> BTreeMap<String, String> {
     let rollout = route.rollout.iter();
     let rollout = rollout.map(|it| (rollout::ROLLOUT_ANNOTATION.to_owned(), it.to_json()));
     let class = route.ingress_class.iter();
-    rollout.chain(class.map(|it| (key::FRONT_CLASS.to_owned(), it.to_string()))).collect()
+    rollout.chain(class.map(|it| (key::CLASS_IN_FORCE.to_owned(), it.to_string()))).collect()
 }
 
 /// Formats the annotation with allocations: `tag=suffix:port` for each name, separated by spaces. The Route's own name

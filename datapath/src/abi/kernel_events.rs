@@ -30,9 +30,9 @@ pub const EVENT_IDLE: u32 = 4;
 /// Kind: a connect was led to a backend whose [`connect_event`](super::BackendValue::connect_event) was armed.
 pub const EVENT_STANDBY_CONNECT: u32 = 5;
 
-/// Event in the ring `EVENTS`: a connection of a pod has become idle. Every request that the pod's node has received on
-/// it has its whole response, and all bytes of both directions were read up to the two sequence numbers. Neither side
-/// has announced the end of the connection.
+/// Event in the ring `EVENTS`: a connection of a pod has become idle. Each request that the pod's node has received on
+/// it has its whole response. All bytes of both directions were read up to the two sequence numbers. Neither side has
+/// announced the end of the connection.
 ///
 /// Programs send it only for pods with [`idle_events`](super::PodCounters::idle_events). It is longer than
 /// [`KernelEvent`], so a reader that does not know it skips it.

@@ -12,7 +12,7 @@ pub const AFFINITY: &str = "AFFINITY";
 pub const SLOTS: &str = "SLOTS";
 /// Mmapable array by backend number: [`BackendValue`](super::BackendValue).
 pub const BACKENDS: &str = "BACKENDS";
-/// Hash: [`ListenKey`](super::ListenKey) → [`ListenValue`](super::ListenValue).
+/// Hash of the open listeners of pods: [`ListenKey`](super::ListenKey) → [`ListenValue`](super::ListenValue).
 pub const LISTEN: &str = "LISTEN";
 /// Hash: netns cookie (`u64`) → number of its entries in `LISTEN` (`u32`). The programs count up; the agent
 /// corrects it when it has removed entries.
@@ -33,9 +33,9 @@ pub const RESPONSES: &str = "RESPONSES";
 pub const CONTROL: &str = "CONTROL";
 /// Ring buffer of [`KernelEvent`](super::KernelEvent)s for the agent.
 pub const EVENTS: &str = "EVENTS";
-/// Program array of `ingress`: the programs to which it and its successors jump. They are `suspects` for possible
-/// probes of the kubelet, programs for other protocols than HTTP/1, for the rest of a long segment, and for
-/// buffered segments. `TAIL_CALLS` in `agent/src/kernel/programs.rs` has the indexes.
+/// Program array of `ingress`: the programs to which it and its successors jump. `suspects` is for possible probes of
+/// the kubelet. Others are for protocols besides HTTP/1, for the rest of a long segment, and for buffered segments.
+/// `TAIL_CALLS` in `agent/src/kernel/programs.rs` has the indexes.
 pub const INGRESS: &str = "INGRESS";
 /// Program array of `egress`: programs for other protocols than HTTP/1, and for the rest of a long segment.
 pub const EGRESS: &str = "EGRESS";
@@ -69,8 +69,8 @@ pub const UDP_REPLIES: &str = "UDP_REPLIES";
 /// Hash: cookie of an open UDP socket of which a connect or a datagram was redirected (`u64`) →
 /// [`UdpSocket`](super::UdpSocket).
 pub const UDP_SOCKETS: &str = "UDP_SOCKETS";
-/// Hash: cookie of a network namespace whose connects and datagrams go on unchanged, since a mesh's proxy there must
-/// see the address that was asked for (`u64`) → 1 (`u32`). The agent writes it.
+/// Hash: cookie of a meshed network namespace (`u64`) → 1 (`u32`). Connects and datagrams there go on unchanged, since
+/// the mesh's proxy must see the address that was asked for. The agent writes it.
 pub const MESHED_NETNS: &str = "MESHED_NETNS";
 /// Socket storage of listeners and of connections that count: [`ServerSocket`](super::ServerSocket).
 pub const CONNS: &str = "CONNS";

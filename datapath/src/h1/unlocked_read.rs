@@ -13,8 +13,8 @@ use crate::words::{set_window_len, window_len};
 ///
 /// Reading takes most of the time and needs no lock. [`begin`](Self::begin) copies the direction, and the copy may be
 /// inconsistent while other CPUs change it. [`read`](Self::read) works on the copy. With the lock held, the copy is
-/// committed if the direction is still as it was copied, in all fields: of a change on another CPU the copy may have a
-/// part only.
+/// committed if all fields of the direction are still as they were copied. Otherwise the copy may have only a part of a
+/// change on another CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnlockedRead<const WORDS: usize> {

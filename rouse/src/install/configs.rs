@@ -145,6 +145,9 @@ rouse.dev.hsts: ""
 rouse.dev.tls-min-version: "1.2"
 # Ciphers for clients of TLS, by their IANA names and divided by commas, those of TLS 1.3 among them. Empty: all.
 rouse.dev.tls-ciphers: ""
+# Whether clients of TLS are refused that name no host, or one without a certificate. Otherwise these get the first one of
+# rouse.dev.certificates.
+rouse.dev.tls-strict-sni: "false"
 # Gateway ports that services of raw TCP may have (rouse.dev/port), as ports and ranges divided by commas: 5432,6000-6100.
 rouse.dev.gateway-ports: ""
 # Time without a byte after which a connection to such a port is reset: 1h. 0: never.

@@ -23,7 +23,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     objects
 }
 
-/// All objects that an installation may have, whatever its settings, which its removal does not know.
+/// All objects that an installation may have, whatever its settings. A removal does not know the settings.
 pub(crate) fn all_possible(settings: &InstallSettings) -> Vec<Value> {
     all(&InstallSettings { clusterip: ClusterIpMode::All, ..settings.clone() })
 }

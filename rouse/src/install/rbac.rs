@@ -512,6 +512,7 @@ pub(crate) fn rbac_markdown() -> String {
          by default their account has no rights. The accounts `autoscaler` and `activator` have no rights at all and no token \
          for the API server: they show the controller a token that only the controller accepts.\n",
     );
+    // In the order of their reach, the widest first.
     for (title, rules) in [
         ("All namespaces", &CLUSTER_RULES[..]),
         ("Cluster-scoped objects", &ADMISSION_RULES[..]),

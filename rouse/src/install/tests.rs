@@ -259,6 +259,7 @@ fn only_the_agent_has_rights_on_its_node() {
         assert_eq!(context.get("privileged"), None);
         assert_eq!(context["capabilities"]["add"], serde_json::json!(added));
     }
+    // Operators review the annotation, so that a capability without a reason there is a fault.
     for (name, _) in agent::CAPABILITIES {
         let capabilities = agent["metadata"]["annotations"]["rouse.dev/needs"].as_str().unwrap();
         assert!(capabilities.contains(name), "{name} is given without a reason");
@@ -403,6 +404,7 @@ fn agents_read_the_kubeconfig_of_the_kubelet_if_the_installation_names_it() {
         objects.into_iter().find(|it| it["kind"] == "DaemonSet").unwrap()
     };
     let named = agent(settings(Some("/etc/kubernetes/kubelet.conf".into())));
+    // Fields that Kubernetes does not know would be dropped without an error.
     read_and_write::<DaemonSet>(&named);
     let pod = &named["spec"]["template"]["spec"];
     let volumes = pod["volumes"].as_array().unwrap();
@@ -700,6 +702,7 @@ fn gateway_ports_are_open_in_each_way_of_exposure() {
             assert_eq!(is_on_nodes, *gateway == GatewayExposure::Hostport, "{gateway:?}");
             assert!(is_open(admitted, "port", port), "{gateway:?}");
         }
+        // The lowest port that a process without rights may bind: port 25 is one of root otherwise.
         assert_eq!(pod["securityContext"]["sysctls"][0]["value"], "25");
         let map = find("ConfigMap/config-network");
         assert_eq!(map["data"]["rouse.dev.gateway-ports"], "25,5432");

@@ -51,7 +51,7 @@ fn outcome_text(outcome: TraceOutcome) -> &'static str {
     match outcome {
         TraceOutcome::Endpoint => "goes to an endpoint",
         TraceOutcome::Activator => "goes to an activator",
-        TraceOutcome::Refused => "is refused (ECONNREFUSED; EPERM before Linux 5.18)",
+        TraceOutcome::Refused => "is refused (ECONNREFUSED; UDP before Linux 5.18: EPERM)",
         TraceOutcome::Unchanged => "goes on unchanged",
     }
 }

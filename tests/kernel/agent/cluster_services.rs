@@ -78,7 +78,7 @@ fn set_node(server: &FakeWatchServer) {
 fn outcome(result: &io::Result<()>) -> &'static str {
     match result.as_ref().map_err(io::Error::kind) {
         Ok(()) => "connected",
-        // The second one before Linux 5.18. Other tests tell which of them it is.
+        // The second one for UDP before Linux 5.18. Other tests tell which of them it is.
         Err(ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied) => "refused",
         // No route leads to a ClusterIP here, as kube-proxy does not run.
         Err(ErrorKind::NetworkUnreachable) => "unchanged",

@@ -120,6 +120,7 @@ fn a_pod_that_leaves_is_stopped_with_its_tunnels_open() {
     let tunnel = node.run_inside("open a tunnel", || {
         let mut stream = TcpStream::connect(POD_ADDRESS)?;
         write!(stream, "GET /upgrade HTTP/1.1\r\nhost: hello\r\n{}\r\n", http_server::UPGRADE)?;
+        // Byte by byte, so that nothing of the tunnel is read beyond the application's greeting.
         let mut response = Vec::new();
         while !response.ends_with(b"hello") {
             let mut byte = [0];

@@ -67,10 +67,9 @@ fn run_connected_client(mut stream: TcpStream) {
     }
 }
 
-/// Serves HTTP on port 8080 between the lines `listen` and `close`: it responds with 200 after `good`, with 503 after
-/// `bad`, and not at all after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them. After
-/// `serve` it responds to each request of a connection after a while. After `datagrams`, datagrams to that port are sent
-/// back.
+/// Serves HTTP on port 8080 between the lines `listen` and `close`. The response is 200 after `good`, 503 after `bad`,
+/// and none after `keep`. `say TEXT` writes the escaped text to kept connections; `drop` closes them. After `serve` it
+/// responds to each request of a connection after a while. After `datagrams`, datagrams to that port are sent back.
 pub(super) fn run_pod() {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {

@@ -44,8 +44,8 @@ fn connect_from_node(node: &str) -> TcpStream {
     stream
 }
 
-/// Sends requests, all over one connection if `is_kept` and else each over its own, with pauses of up to `pause_max_ms`
-/// in which the pod may freeze.
+/// Sends requests with pauses of up to `pause_max_ms`, in which the pod may freeze. All go over one connection if
+/// `is_kept`, and otherwise each over its own.
 fn send_with_pauses(node: &str, requests: u64, is_kept: bool, pause_max_ms: u64, mut seed: u64) {
     let mut kept = is_kept.then(|| connect_from_node(node));
     for _ in 0..requests {
@@ -494,6 +494,7 @@ fn connects_pass_over_the_frozen_pod_of_a_killed_agent_until_the_next_one_runs()
     fixture.wait_standby(true);
     fixture.wait_used_pods(1);
     fixture.kill_agent();
+    // Until the promise is over, connects still go to the frozen pod, where they wait.
     let deadline = Instant::now() + WAIT_TIMEOUT;
     while activator.accept().is_err() {
         assert!(Instant::now() < deadline, "no connect is led to the activator");
@@ -503,6 +504,7 @@ fn connects_pass_over_the_frozen_pod_of_a_killed_agent_until_the_next_one_runs()
     fixture.pods.clear();
     fixture.start_agent();
     fixture.wait_cgroup(false);
+    // The pod is thawed before the new agent has renewed the promise, so connects may go to the activator for a while.
     let deadline = Instant::now() + WAIT_TIMEOUT;
     let pod_takes_connect = || {
         let before = accepted_connections(&fixture);

@@ -10,6 +10,12 @@ use super::versions::{
 const COREDNS_MAIN: &str = include_str!("coredns.go");
 /// Main package of the conformance tests of the Gateway API.
 const GATEWAY_CONFORMANCE_MAIN: &str = include_str!("gateway_conformance.go");
+/// Kinds of the Gateway API, from the standard channel.
+const GATEWAY_KINDS: ManifestModule = ManifestModule {
+    module: "sigs.k8s.io/gateway-api",
+    folder: "config/crd/standard",
+    file: "crds.yaml",
+};
 /// Module of Kubernetes, whose staged modules are replaced by the published ones of the same release.
 const KUBERNETES: &str = "k8s.io/kubernetes";
 /// Version of the build procedure; a change of it changes all cache directories.
@@ -25,7 +31,7 @@ pub(crate) const KUBERNETES_PROGRAMS: [&str; 6] = [
     "kube-proxy",
 ];
 
-/// Programs that are built from one version of one module.
+/// Programs that are built from one version of one module, and manifests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BuildRecipe {
     /// Short name, shown to users and used for directories.
@@ -34,7 +40,7 @@ pub(crate) struct BuildRecipe {
     pub(crate) version: String,
     tags: &'static str,
     ldflags: String,
-    /// Packages to build, each with the name of its program.
+    /// Packages to build, each with the name of its program; none if only the manifests are wanted.
     pub(crate) programs: Vec<(String, &'static str)>,
     /// Source of a main package in place of the module's.
     pub(crate) main: Option<&'static str>,
@@ -48,7 +54,7 @@ pub(crate) struct BuildRecipe {
     pub(crate) seconds: u32,
 }
 
-/// Module with manifests, of the same version as the module of its recipe, which also needs it to build.
+/// Module with manifests, of the version of its recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ManifestModule {
     pub(crate) module: &'static str,
@@ -136,15 +142,19 @@ impl BuildRecipe {
         let module = "sigs.k8s.io/gateway-api/conformance";
         let server = (format!("{module}/echo-basic"), "echo-basic");
         let programs = vec![(".".to_owned(), "gateway-conformance"), server];
-        let crds = ManifestModule {
-            module: "sigs.k8s.io/gateway-api",
-            folder: "config/crd/standard",
-            file: "crds.yaml",
-        };
         Self {
             main: Some(GATEWAY_CONFORMANCE_MAIN),
-            manifests: Some(crds),
+            manifests: Some(GATEWAY_KINDS),
             ..plain_recipe("gateway-conformance", module, GATEWAY_API, programs, 200)
+        }
+    }
+
+    /// Recipe of the kinds of the Gateway API alone, which takes seconds and builds nothing.
+    pub(crate) fn gateway_kinds() -> Self {
+        let module = GATEWAY_KINDS.module;
+        Self {
+            manifests: Some(GATEWAY_KINDS),
+            ..plain_recipe("gateway-kinds", module, GATEWAY_API, Vec::new(), 10)
         }
     }
 
@@ -251,6 +261,14 @@ mod tests {
         );
         let other_manifests = BuildRecipe { manifests: None, ..recipe.clone() };
         assert_ne!(recipe.folder("x86_64"), other_manifests.folder("x86_64"));
+    }
+
+    #[test]
+    fn the_kinds_alone_are_those_of_the_conformance_tests() {
+        let (kinds, suite) = (BuildRecipe::gateway_kinds(), BuildRecipe::gateway_conformance());
+        assert_eq!((&kinds.version, kinds.manifests), (&suite.version, suite.manifests));
+        assert!(kinds.programs.is_empty(), "nothing is built");
+        assert_ne!(kinds.folder("x86_64"), suite.folder("x86_64"));
     }
 
     #[test]

@@ -162,6 +162,12 @@ pub(crate) fn find_or_build(recipe: &BuildRecipe) -> Result<PathBuf> {
     Ok(file)
 }
 
+/// File of the manifests of a recipe in the cache, which is filled now if something of the recipe is missing.
+pub(crate) fn find_or_build_manifests(recipe: &BuildRecipe) -> Result<PathBuf> {
+    let manifests = recipe.manifests.context("the recipe has no manifests")?;
+    Ok(find_or_build_folder(recipe)?.join(manifests.file))
+}
+
 /// Directory of the programs of a recipe in the cache, which are built now if one of them is missing.
 pub(crate) fn find_or_build_folder(recipe: &BuildRecipe) -> Result<PathBuf> {
     let _lock = lock::acquire(&toolchain::cache_directory()?.join("cluster.lock"))?;
@@ -174,10 +180,12 @@ pub(crate) fn find_or_build_folder(recipe: &BuildRecipe) -> Result<PathBuf> {
     folder(recipe)
 }
 
-/// Directory of the programs of a recipe in the cache; `None` if one of them is missing.
+/// Directory of the programs and manifests of a recipe in the cache; `None` if one of them is missing.
 pub(crate) fn find_folder(recipe: &BuildRecipe) -> Result<Option<PathBuf>> {
     let folder = folder(recipe)?;
-    let is_complete = recipe.programs.iter().all(|(_, program)| folder.join(program).is_file());
+    let programs = recipe.programs.iter().map(|(_, program)| *program);
+    let mut files = programs.chain(recipe.manifests.map(|it| it.file));
+    let is_complete = files.all(|file| folder.join(file).is_file());
     Ok(is_complete.then_some(folder))
 }
 
@@ -258,6 +266,9 @@ fn build_into(recipe: &BuildRecipe, toolchain: &GoToolchain, folder: &Path) -> R
     if let Some(manifests) = recipe.manifests {
         write_manifests(recipe, manifests, toolchain, folder)?;
     }
+    if recipe.programs.is_empty() {
+        return Ok(());
+    }
     let published = published_go_mod(recipe, toolchain, folder)?;
     fs::write(folder.join("go.mod"), recipe.go_mod(&published))?;
     if let Some(main) = recipe.main {
@@ -302,6 +313,7 @@ fn write_manifests(
     if files.is_empty() {
         bail!("{} has no manifests", from.display());
     }
+    // In a fixed order, so that the file is the same on each machine.
     files.sort();
     let mut text = String::new();
     for file in files {

@@ -97,6 +97,7 @@ pub(crate) fn load_images(
         Some(file) => read_images(file)?,
         None => build_images(&ClusterPrograms::find(version, record.assets.as_deref())?, packages)?,
     };
+    // Only the import needs root. The images are built before, as the user.
     if !sh::is_root() {
         return rerun_as_root(&images);
     }

@@ -11,6 +11,8 @@ pub(crate) enum SetupPurpose {
     Node,
     /// Run the tests that use third-party programs.
     Test,
+    /// Run those of them that need large packages.
+    LongTest,
     /// Run the benches on this machine.
     Bench,
     /// Measure the gateway beside other proxies.
@@ -26,11 +28,12 @@ impl SetupPurpose {
     pub(crate) const TESTS: [Self; 5] =
         [Self::Build, Self::Kernel, Self::Node, Self::Test, Self::Cluster];
     /// All purposes, for `cargo xtask setup`.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Build,
         Self::Kernel,
         Self::Node,
         Self::Test,
+        Self::LongTest,
         Self::Bench,
         Self::GatewayBench,
         Self::Cluster,
@@ -40,7 +43,9 @@ impl SetupPurpose {
     /// Returns true if it loads programs into this machine's kernel.
     pub(crate) fn needs_kernel(self) -> bool {
         match self {
-            Self::Build | Self::GatewayBench | Self::Cluster | Self::Kernels => false,
+            Self::Build | Self::LongTest | Self::GatewayBench | Self::Cluster | Self::Kernels => {
+                false
+            }
             Self::Kernel | Self::Node | Self::Test | Self::Bench => true,
         }
     }
@@ -219,6 +224,25 @@ const REQUIRED_PACKAGES: &[RequiredPackage] = &[
         "redis-server",
         &["redis-server"],
         "a store that sleeps at zero, and its client",
+    ),
+    required_package(
+        &[SetupPurpose::Test],
+        "mariadb-server-core",
+        &["mariadbd"],
+        "a database whose server speaks first, behind the gateway",
+    ),
+    required_package(&[SetupPurpose::Test], "mariadb-client-core", &["mariadb"], "its client"),
+    required_package(
+        &[SetupPurpose::Test],
+        "python3-aiosmtpd",
+        &["/usr/lib/python3/dist-packages/aiosmtpd/__init__.py"],
+        "a mail server behind the gateway",
+    ),
+    required_package(
+        &[SetupPurpose::LongTest],
+        "chromium-headless-shell",
+        &["chromium-headless-shell", "chromium"],
+        "a browser whose WebSockets share a connection of HTTP/2",
     ),
     required_package(
         &[SetupPurpose::Test],

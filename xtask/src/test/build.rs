@@ -61,43 +61,41 @@ impl TestBuilder {
         self.object.as_deref().map_err(|error| anyhow!("there are no eBPF programs: {error}"))
     }
 
-    /// Returns the command `cargo test ARGS`, for all packages except the eBPF programs.
+    /// Returns the command `cargo test ARGS`, for all packages except the eBPF programs and xtask.
+    ///
+    /// xtask is built alone. It uses crates at run time that procedural macros use at compile time. With the profile's
+    /// `lto = "off"`, Cargo builds such crates differently where both uses are in one graph. So all crates with macros
+    /// would be built twice: once for the root tiers, and once for all tests.
     pub(super) fn cargo_test(&self, args: &[&str]) -> Command {
+        let mut command =
+            self.cargo_test_of(&["--workspace", "--exclude", "ebpf", "--exclude", "xtask"]);
+        command.args(args);
+        command
+    }
+
+    /// Returns the command `cargo test` for some packages.
+    fn cargo_test_of(&self, packages: &[&str]) -> Command {
         let mut command = sh::cargo();
-        command.args(["test", "--quiet", "--workspace", "--exclude", "ebpf"]).args(args);
+        command.args(["test", "--quiet"]).args(packages);
         command.envs(self.object.iter().map(|object| (build_ebpf::OBJECT_VARIABLE, object)));
         command.current_dir(&self.workspace.root);
         command
     }
 
-    /// Builds the tests that `args` choose, or all tests, with the programs that they start.
+    /// Builds all tests that need no root, and those that do, with the programs that they start.
+    pub(super) fn build_all_tests(&self) -> Result<Vec<TestProgram>> {
+        let mut built = self.build_tests(&[])?;
+        built.extend(build_programs(self.cargo_test_of(&["--package", "xtask"]), &[])?);
+        Ok(built)
+    }
+
+    /// Builds the tests that `args` choose, or all tests except those of xtask, with the programs that they start.
     pub(super) fn build_tests(&self, args: &[&str]) -> Result<Vec<TestProgram>> {
         if let Some(built) = &self.prebuilt {
             let requested = built.iter().filter(|it| args.contains(&it.name.as_str()));
             return Ok(requested.cloned().collect());
         }
-        let mut built = Vec::new();
-        let mut command = self.cargo_test(&["--no-run"]);
-        command.args(args).arg("--message-format=json-render-diagnostics");
-        let is_success = sh::run_with_lines(&mut command, |line| {
-            let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-            let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
-            let manifest = text(&message["manifest_path"]).unwrap_or_default();
-            // Cargo also reports ordinary programs and examples that tests need.
-            let is_test = message["profile"]["test"] == true;
-            if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
-                built.push(TestProgram {
-                    name: text(&message["target"]["name"]).unwrap_or_default(),
-                    folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
-                    source: text(&message["target"]["src_path"]).unwrap_or_default(),
-                    executable,
-                });
-            }
-        })?;
-        if !is_success {
-            bail!("the tests do not compile");
-        }
-        Ok(built)
+        build_programs(self.cargo_test(&[]), args)
     }
 
     /// Builds `rouse` and returns the path of the executable.
@@ -115,4 +113,29 @@ impl TestBuilder {
         let program = built.into_iter().find(|it| it.source.ends_with(&source));
         program.map(|it| it.executable).with_context(|| format!("cargo built no test of {source}"))
     }
+}
+
+/// Builds the test programs of a command `cargo test` that `args` choose, without running them.
+fn build_programs(mut cargo_test: Command, args: &[&str]) -> Result<Vec<TestProgram>> {
+    let mut built = Vec::new();
+    cargo_test.arg("--no-run").args(args).arg("--message-format=json-render-diagnostics");
+    let is_success = sh::run_with_lines(&mut cargo_test, |line| {
+        let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        let manifest = text(&message["manifest_path"]).unwrap_or_default();
+        // Cargo also reports ordinary programs and examples that tests need.
+        let is_test = message["profile"]["test"] == true;
+        if let Some(executable) = text(&message["executable"]).filter(|_| is_test) {
+            built.push(TestProgram {
+                name: text(&message["target"]["name"]).unwrap_or_default(),
+                folder: manifest.trim_end_matches("/Cargo.toml").to_owned(),
+                source: text(&message["target"]["src_path"]).unwrap_or_default(),
+                executable,
+            });
+        }
+    })?;
+    if !is_success {
+        bail!("the tests do not compile");
+    }
+    Ok(built)
 }

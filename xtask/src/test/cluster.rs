@@ -28,17 +28,19 @@ pub(super) const API_SERVER_TESTS: [&str; 3] = ["apiserver", "platform", "webhoo
 
 /// Modules and tests that may run in parallel: they use namespaces or clusters of their own, and inject no faults into
 /// the shared cluster.
-const PARALLEL_TESTS: [&str; 20] = [
+const PARALLEL_TESTS: [&str; 22] = [
     "baseline::",
     "network_paths::",
     "runtime_contract::",
     "deletion::",
     "examples::",
+    "gateway_api::",
     "ip_families::",
     "install::a_service_wakes",
     "kn::",
     "concurrency_limit::a_pod",
     "network_policies::",
+    "other_ingresses::",
     "xtask_cluster::",
     "probes::",
     "third_party_manifests::",
@@ -292,6 +294,13 @@ fn run_on_cluster(
     variables.extend(helm.as_deref().map(|it| ("ROUSE_HELM", it.as_os_str())));
     let variable = conformance_results::FOLDER_VARIABLE;
     variables.extend(suite.as_deref().map(|it| (variable, it.as_os_str())));
+    // Without the kinds their tests fail, and all others run.
+    let kinds = cluster::fetch_gateway_kinds();
+    if let Err(error) = &kinds {
+        println!("there are no kinds of the Gateway API: {error:#}");
+    }
+    variables.extend(kinds.iter().map(|it| ("ROUSE_GATEWAY_KINDS", it.as_os_str())));
+    // Results of an earlier run would be printed as those of this one if the suite does not get so far.
     conformance_results::remove_results(&builder.workspace);
     let outcome = run_tests(args, builder, &variables, &skipped_modules)?;
     conformance_results::print_results(&builder.workspace);

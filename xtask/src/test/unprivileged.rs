@@ -12,19 +12,22 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{
-    TestArgs, TestCounts, TestTier, TierOutcome,
+    ListedTests, TestArgs, TestCounts, TestTier, TierOutcome,
     build::{TestBuilder, TestProgram},
-    source_tier, test_names,
+    list_tests, source_tier,
 };
+use crate::setup::{self, SetupPurpose};
 
 /// Environment variable that makes tests with rounds run as many of them as a release requires, for up to an hour.
 const LONG_VARIABLE: &str = "ROUSE_LONG";
-/// Number of programs that run at a time. The longest ones wait more than they compute.
-const PARALLELISM: usize = 2;
+/// Number of programs that run at a time. The three longest ones of the shell tier wait more than they compute.
+const PARALLELISM: usize = 3;
 /// Programs that take longest, a minute and more each. They begin first, so that none runs alone at the end.
-const LONGEST_PROGRAMS: [&str; 4] = [
+const LONGEST_PROGRAMS: [&str; 6] = [
     "streams/tests/h2.rs",
     "streams/tests/h1.rs",
+    "controller/src/lib.rs",
+    "activator/tests/loopback/main.rs",
     "activator/tests/slots.rs",
     "activator/tests/resident.rs",
 ];
@@ -37,37 +40,59 @@ struct TestCommand {
     command: Command,
 }
 
+/// Tests of a program that a run selects.
+#[derive(Debug)]
+struct SelectedTests {
+    names: Vec<String>,
+    /// True if some of them run with `--long` only.
+    has_long: bool,
+    /// Number of such tests that do not run.
+    skipped: usize,
+}
+
 /// Runs the tests of `tier` whose name contains one of `args.names`, or all tests.
 pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
-    let names = &args.names;
+    let (mut needs_packages, mut skipped) = (false, 0);
     let workspace = &builder.workspace;
     let root_tests = workspace.root.join("tests").display().to_string();
     // The library of that package has ordinary tests.
     let library = format!("{root_tests}/src/lib.rs");
     let needs_root = |it: &TestProgram| it.folder == root_tests && it.source != library;
     let mut commands = Vec::new();
-    for built in builder.build_tests(&[])?.into_iter().filter(|it| !needs_root(it)) {
-        let tests = tests_in_tier(&built, tier, names)?;
-        if tests.is_empty() {
+    for built in builder.build_all_tests()?.into_iter().filter(|it| !needs_root(it)) {
+        let tests = select_tests(&built, tier, args)?;
+        needs_packages |= tests.has_long;
+        skipped += tests.skipped;
+        if tests.names.is_empty() {
             continue;
         }
         let root = format!("{}/", workspace.root.display());
         let source = built.source.trim_start_matches(&root).to_owned();
         let mut command = Command::new(&built.executable);
-        command.args(["--exact", "--quiet"]).args(&tests).current_dir(&built.folder);
+        command.args(["--exact", "--quiet"]).args(&tests.names).current_dir(&built.folder);
+        command.args(tests.has_long.then_some("--include-ignored"));
         if args.long {
             command.env(LONG_VARIABLE, "1");
         }
         commands.push(TestCommand { source, command });
     }
     // Examples in documentation comments are pure.
-    if tier == TestTier::Pure && names.is_empty() {
+    if tier == TestTier::Pure && args.names.is_empty() {
         let command = builder.cargo_test(&["--doc"]);
         commands.push(TestCommand { source: "examples in documentation".to_owned(), command });
     }
     let rank = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);
     commands.sort_by_key(|it| rank(it).unwrap_or(LONGEST_PROGRAMS.len()));
-    run_parallel(commands)
+    if needs_packages {
+        setup::prepare(&[SetupPurpose::LongTest], args.yes)?;
+    }
+    let mut outcome = run_parallel(commands)?;
+    if let TierOutcome::Ran { skipped_note, .. } = &mut outcome
+        && skipped > 0
+    {
+        skipped_note.push_str(&format!("; skipped {skipped} that need large packages (--long)"));
+    }
+    Ok(outcome)
 }
 
 /// Runs programs in parallel. The output of each is printed as a whole when it has ended.
@@ -116,11 +141,21 @@ fn run_program(tests: TestCommand) -> Result<(String, bool)> {
     Ok((String::from_utf8_lossy(&bytes).into_owned(), child.wait()?.success()))
 }
 
-fn tests_in_tier(built: &TestProgram, tier: TestTier, names: &[String]) -> Result<Vec<String>> {
-    let mut tests = test_names(Path::new(&built.executable))?;
-    let is_selected = |test: &str| names.is_empty() || names.iter().any(|name| test.contains(name));
-    tests.retain(|test| is_selected(test) && tier_of_test(built, test) == tier);
-    Ok(tests)
+/// Selects the tests of a program that belong to the tier. A test that is named is wanted, whatever it needs.
+fn select_tests(built: &TestProgram, tier: TestTier, args: &TestArgs) -> Result<SelectedTests> {
+    let ListedTests { usual: mut names, mut long } = list_tests(Path::new(&built.executable))?;
+    let is_named = |test: &str| args.names.iter().any(|name| test.contains(name));
+    let is_selected = |test: &String| {
+        (args.names.is_empty() || is_named(test)) && tier_of_test(built, test) == tier
+    };
+    names.retain(is_selected);
+    long.retain(is_selected);
+    if args.long || !args.names.is_empty() {
+        let has_long = !long.is_empty();
+        names.append(&mut long);
+        return Ok(SelectedTests { names, has_long, skipped: 0 });
+    }
+    Ok(SelectedTests { names, has_long: false, skipped: long.len() })
 }
 
 fn tier_of_test(built: &TestProgram, test: &str) -> TestTier {

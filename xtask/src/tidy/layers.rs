@@ -312,6 +312,7 @@ impl<'a> CrateLayers<'a> {
                 format!("{} imports {}, which is above it", module_name(from), module_name(to)),
             ));
         }
+        // A cycle is a fault even if all its modules are in one layer.
         for cycle in self.cycles() {
             figures.modules_in_cycles += cycle.len();
             let names: Vec<String> = cycle.iter().map(|it| module_name(it)).collect();

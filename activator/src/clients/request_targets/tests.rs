@@ -9,6 +9,7 @@ fn read(bytes: &[u8], sizes: &[usize]) -> (Vec<u8>, Vec<(String, Bytes)>) {
     loop {
         match targets.next_action() {
             InspectorAction::TakeReady => read.extend_from_slice(&targets.ready().split()),
+            // The end of the input is passed on once, before or behind a request.
             _ if rest.is_empty() => match targets.position {
                 RequestPosition::Passthrough => break,
                 _ => targets.on_eof(),

@@ -131,6 +131,7 @@ fn an_external_client_describes_itself_by_no_header() {
         "x-url-scheme",
     ];
     let fields = forged.map(|name| (name, "6.6.6.6"));
+    // Names that only begin alike, and values that are such names, stay.
     let own = [("host", "a"), ("x-forward", "1"), ("user-agent", "x-real-ip")];
     let headers = headers_for(TrafficOrigin::External, &[&fields[..], &own].concat());
     for name in forged {
@@ -301,6 +302,7 @@ fn a_trace_begins_here_unless_it_has_begun() {
     };
     let given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     assert_eq!(trace(&[given]), (given.to_owned(), true));
+    // A later version may have further fields, which no reader may refuse (W3C Trace Context, section 3.2.4).
     let later = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more";
     assert_eq!(trace(&[later]), (later.to_owned(), true));
     let begun = ("00-00000000000000070000000000000007-0000000000000007-00".to_owned(), false);

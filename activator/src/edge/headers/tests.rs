@@ -18,6 +18,7 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         proxied_client: crate::edge::client_headers::ProxiedClient::Direct,
         is_tls: false,
     };
+    // Written out, because `Default` is no constant.
     static USUAL: EdgeSettings = EdgeSettings {
         trusted_proxies: Vec::new(),
         requires_proxy_protocol: false,
@@ -27,6 +28,7 @@ fn request_context(traffic_origin: TrafficOrigin) -> PodRequestContext<'static> 
         https_port: None,
         hsts: None,
         tls: TlsSettings { min_version: TlsMinVersion::Tls12, ciphers: Vec::new() },
+        is_sni_strict: false,
         tcp_idle_timeout: None,
         trusted_ingresses: Vec::new(),
     };
@@ -120,6 +122,7 @@ fn headers_of_one_hop_and_of_the_platform_end_here() {
         TrafficOrigin::External,
         &[
             ("host", "a"),
+            // `Host` stays although it is named here: the request would reach no service without it.
             ("connection", "close, X-Mine, host"),
             ("x-mine", "1"),
             ("keep-alive", "5"),
@@ -276,6 +279,7 @@ fn only_listed_protocols_are_switched_to_and_only_one_is_asked_for() {
     for one in ["websocket", "WebSocket", "xmpp", "XMPP", " websocket "] {
         assert!(upgrade_for(&[one]), "{one}");
     }
+    // Lists count as refused too: a pod might choose the protocol that is not allowed.
     for other in [
         &["h2c"][..],
         &["H2C"],

@@ -3,7 +3,10 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use common::{link::error_chain, wire::NamespacedName};
-use rustls::{ServerConfig, server::Acceptor};
+use rustls::{
+    ServerConfig,
+    server::{Acceptor, ClientHello},
+};
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
@@ -49,7 +52,7 @@ enum HandshakeError {
     /// The client speaks HTTP without TLS on this connection.
     #[error("client speaks HTTP without TLS")]
     PlainHttp(TcpStream),
-    /// No certificate is for this name (empty: the client names none), and there is no default.
+    /// No certificate is for this name (empty: the client names none), and no default is presented.
     #[error("no certificate for the name {0:?}")]
     NoCertificate(String),
     /// The host of this name asks for certificates of clients, and no authorities of these are known.
@@ -167,7 +170,7 @@ impl ClientConnectionServer {
         let rules = outside.map(|it| routes.handshake_rules(it)).unwrap_or_default();
         let chosen = match local {
             Some(certificate) => self.wait_for_local_config(certificate).await,
-            None => self.choose_config(&rules, name.as_deref()),
+            None => self.choose_config(&rules, name.as_deref(), &start.client_hello()),
         };
         let config = match chosen {
             // The gateway knows no protocol of the pod's, and must not choose HTTP for it.
@@ -200,10 +203,12 @@ impl ClientConnectionServer {
         &self,
         rules: &HandshakeRules,
         name: Option<&str>,
+        client: &ClientHello<'_>,
     ) -> Result<Arc<ServerConfig>, HandshakeError> {
         let shown_name = || name.unwrap_or_default().to_owned();
         let certificates = &self.forwarder.certificates;
-        let certificate = certificates.choose_certificate(rules.certificate.as_ref(), name);
+        let certificate = certificates
+            .choose_certificate(&rules.certificates, name, |it| it.is_usable_for(client));
         let certificate = certificate.ok_or_else(|| HandshakeError::NoCertificate(shown_name()))?;
         let Some(client_auth) = &rules.client_auth else {
             return Ok(Arc::clone(&certificate.config));

@@ -21,8 +21,8 @@ fn create_pod(address: SocketAddr, protocol: AppProtocol) -> Arc<PodEndpoint> {
     Arc::new(PodEndpoint::new(key, identity, protocol, settings))
 }
 
-/// Starts a listener that sends no SYN-ACK for as long as the connections in its accept queue are kept: a backlog of 1
-/// holds two, and SYNs beyond it are dropped.
+/// Starts a listener that sends no SYN-ACK while the connections in its accept queue are kept. A backlog of 1 holds
+/// two, and SYNs beyond it are dropped.
 async fn start_silent_listener() -> (TcpListener, SocketAddr, [TcpStream; 2]) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -86,20 +86,20 @@ async fn a_late_dial_tells_the_first_request_that_still_waits() {
     assert!(started.elapsed() < LATE_DIAL_TIMEOUT * 2, "{:?}", started.elapsed());
 }
 
-/// Its accept queue is full, and no process empties it. No other pod is open yet.
+/// The pod's accept queue is full, and no process empties it. No other pod is open yet.
 #[tokio::test]
 async fn requests_without_a_connection_leave_a_pod_that_is_passed_over() {
     let (_silent, address, _plugs) = start_silent_listener().await;
     let pod = create_pod(address, AppProtocol::H2c);
     let agent_timeout = Duration::from_millis(20);
     pod.set_standby(Some(StandbyOrder { agent_timeout, ..standby_order() }));
-    assert!(pod.thaw_watch.start_use());
+    assert!(pod.standby_watch.start_use());
     let pass_over = async {
         loop {
-            match pod.thaw_watch.next_action().await.unwrap() {
+            match pod.standby_watch.next_action().await.unwrap() {
                 // No agent serves there.
                 StandbyWatchAction::Query(number) => {
-                    pod.thaw_watch.start_query([127, 80, 21, 2].into(), number);
+                    pod.standby_watch.start_query([127, 80, 21, 2].into(), number);
                 }
                 StandbyWatchAction::PassOver => break pod.redirect_waiters(),
                 StandbyWatchAction::UseAgain => panic!("nothing shows that it runs"),

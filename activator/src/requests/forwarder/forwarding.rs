@@ -51,7 +51,7 @@ const MAX_CLOSED_CONNECTION_RETRIES: u32 = 10;
 pub(super) struct PodResponse {
     pub(super) response: Response<PodResponseBody>,
     pub(super) permit: Arc<PodPermit>,
-    /// Time at which the response has to be complete; `None`: only the whole request has a limit.
+    /// Time at which a rule wants the response to be complete; `None`: only the whole request has a limit.
     pub(super) deadline: Option<Instant>,
 }
 
@@ -311,8 +311,8 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
     kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
 }
 
-/// Waits until an exchange has to be given up: the client sends nothing more of a body that the pod waits for, too many
-/// bytes are held, or the exchange takes too long. `idle_timer` is that of the body, with a mark of gRPC.
+/// Waits until an exchange has to be given up. Reasons are a client that stalls in its body, too many bytes that are
+/// held, and `deadline`. `idle_timer` is that of the body, and true for a call of gRPC.
 async fn wait_exchange_failure(
     connection: &Arc<ClientConnection>,
     idle_timer: Option<&(Arc<BodyIdleTimer>, bool)>,
@@ -329,7 +329,7 @@ async fn wait_exchange_failure(
     }
 }
 
-/// Waits until the client of a body has sent nothing for the time `most`, without an end for gRPC and without a body.
+/// Waits until the client of a body has sent nothing for the time `most`. For gRPC, and without a body, it never ends.
 async fn wait_idle_body(idle_timer: Option<&(Arc<BodyIdleTimer>, bool)>, most: Duration) {
     match idle_timer {
         Some((idle_timer, false)) => idle_timer.wait_idle(most).await,

@@ -63,6 +63,7 @@ impl RequestForwarder {
         let FoundService { service_match, .. } = found;
         let target = pick_target(&service, random_u64())?;
         let mut settings = check_http_target(&service, target, entrypoint, Some(client.address))?;
+        // A rule may only shorten the time of the Revision, which operators bound.
         if let Some(limit) = service_match.rule_timeouts().request {
             settings.timeouts.total = settings.timeouts.total.min(limit);
         }

@@ -187,7 +187,7 @@ impl RequestForwarder {
         }
         pod.close();
         // Its process has closed the connection, so it runs.
-        permit.pod.thaw_watch.record_answer();
+        permit.pod.standby_watch.record_answer();
         Ok(TcpConnectionEnd::Complete)
     }
 

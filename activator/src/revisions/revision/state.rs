@@ -134,7 +134,7 @@ impl ActiveRevisionState {
         ready.map(|pod| pod.uid.clone()).collect()
     }
 
-    /// Uids of the ready pods that are passed over because of their standby orders.
+    /// Uids of the ready pods that come last because of their standby orders.
     pub(super) fn standby_pod_uids(&self) -> BTreeSet<SmolStr> {
         let is_standby = |key: &PodEndpointKey| self.wait_queue.rank(*key) == PodRank::Standby;
         let standby = self.wait_queue.ready_pods().filter(is_standby);

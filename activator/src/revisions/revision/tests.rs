@@ -51,6 +51,7 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
         owner_names,
     }));
     let pod = PodTableEntry {
+        // The discard port: permits are given without a dial.
         address: Some(([127, 0, 0, 1], 9).into()),
         is_ready: true,
         is_early_ready: false,

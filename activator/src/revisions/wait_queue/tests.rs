@@ -482,10 +482,12 @@ impl WaitQueueModel {
             }
             WaitQueueOpCase::Failed(at) if !self.in_flight.is_empty() => {
                 let (place, name, pod) = self.in_flight.swap_remove(at % self.in_flight.len());
+                // A timer outlives its pause if the routes end that, and must not end a later one.
                 if let Some(pause) = queue.pause_pod(pod) {
                     self.paused.insert(last_octet(pod), pause);
                     self.pause_timers.push((pod, pause));
                 }
+                // As at a failed dial: the slot is given back before the request asks for another.
                 self.on_dispatched(queue.on_request_done(pod, &mut random));
                 self.admit_or_enqueue(queue, place, name, random());
             }

@@ -20,7 +20,7 @@ fn host(rules: Vec<HttpRule>) -> GatewayHostRules {
         let rule = HttpRule { route: NamespacedName::new("default", at.to_string()), ..rule };
         GatewayRule::new("*".into(), rule, Vec::new())
     });
-    GatewayHostRules::new("http://*".parse().unwrap(), None, &[], named.collect())
+    GatewayHostRules::new("http://*".parse().unwrap(), Vec::new(), &[], named.collect())
 }
 
 fn head(method: &str, uri: &str, fields: &[(&str, &str)]) -> request::Parts {
@@ -67,7 +67,7 @@ fn rules_for_all_paths_take_every_path() {
     }
 }
 
-/// A server would leave the prefix that it is to stay below.
+/// By a `..` behind the prefix in place of `/`, a server would leave that prefix.
 #[test]
 fn a_rule_that_replaces_the_prefix_of_all_paths_takes_no_path_that_may_leave_it() {
     let modifier = PathModifier::parse_prefix("/x");
@@ -163,6 +163,7 @@ proptest! {
         is_post in any::<bool>(),
         has_header in any::<bool>(),
     ) {
+        // The reference knows no index of prefixes: it asks each rule by itself.
         let path = path_of(&segments);
         let expected = rules.iter().position(|it| {
             let fits = match it.is_exact {

@@ -36,8 +36,8 @@ use crate::{
 /// Time limit of a request to a Service of the cluster, for which routes state none.
 const PLAIN_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Services of the cluster that are backends, by name, address and protocol: rules of an HTTPRoute and of a GRPCRoute may
-/// lead to one port in two protocols. They keep their connections while a rule has them.
+/// Services of the cluster that are backends, by name, address and protocol. Rules of an HTTPRoute and of a GRPCRoute
+/// may lead to one port in two protocols. The services keep their connections while a rule has them.
 #[derive(Debug, Default)]
 pub(super) struct PlainServices {
     services: HashMap<(NamespacedName, SocketAddr, AppProtocol), Arc<RoutedService>>,
@@ -80,7 +80,7 @@ impl PlainServices {
             GatewayRule::new(host.clone(), rule, backends)
         });
         let rules = rules.collect();
-        GatewayHostRules::new(entry.key, entry.certificate, &entry.reserved_hosts, rules)
+        GatewayHostRules::new(entry.key, entry.certificates, &entry.reserved_hosts, rules)
     }
 
     /// Service of a backend. It is the same as before while name, address and protocol are, and keeps its connections.

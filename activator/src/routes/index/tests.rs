@@ -151,8 +151,9 @@ fn set_pod(index: &RouteIndex, revision: &NamespacedName, number: u8, change: fn
     apply_change(index, RouteKey::Pod(uid), RouteChange::Pod(entry.into()));
 }
 
-#[test]
-fn requests_go_to_standby_pods_only_while_no_other_pod_takes_them() {
+/// A runtime is needed: each request to a pod with a standby order starts the check that the pod was thawed.
+#[tokio::test]
+async fn requests_go_to_standby_pods_only_while_no_other_pod_takes_them() {
     let (index, name) = (new_index(), NamespacedName::new("default", "hello-1"));
     let entry = fixtures::revision(&name, "hello");
     apply_change(&index, RouteKey::Revision(name.clone()), RouteChange::Revision(entry));

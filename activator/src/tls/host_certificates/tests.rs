@@ -7,6 +7,7 @@ use common::{
     },
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
+use rustls::ServerConfig;
 
 use super::*;
 use crate::metrics::ActivatorMetrics;
@@ -36,12 +37,22 @@ impl Fixture {
 
     /// Settings of the handshakes of a mapping with this Secret.
     fn own(&self, secret: &str) -> Option<Arc<ServerConfig>> {
-        self.certificates.choose(Some(&name(secret)), Some("mapped.example"))
+        self.choose(&[name(secret)], Some("mapped.example"))
     }
 
     /// Settings of the handshakes of a host without a mapping.
     fn shared(&self, host: &str) -> Option<Arc<ServerConfig>> {
-        self.certificates.choose(None, Some(host))
+        self.choose(&[], Some(host))
+    }
+
+    /// Settings of the handshakes of clients that name no host.
+    fn unnamed(&self) -> Option<Arc<ServerConfig>> {
+        self.choose(&[], None)
+    }
+
+    fn choose(&self, own: &[NamespacedName], host: Option<&str>) -> Option<Arc<ServerConfig>> {
+        let chosen = self.certificates.choose_certificate(own, host, |_any_key| true);
+        chosen.map(|it| Arc::clone(&it.config))
     }
 
     fn metric(&self, metric: &str) -> String {
@@ -121,7 +132,7 @@ fn a_certificate_of_a_mapping_serves_no_foreign_host() {
     let fixture = Fixture::new();
     fixture.apply([received("own", &fixture.authority.issue(&["foreign.example"]))]);
     assert!(fixture.shared("foreign.example").is_none());
-    assert!(fixture.certificates.choose(None, None).is_none());
+    assert!(fixture.unnamed().is_none());
 }
 
 #[test]
@@ -130,7 +141,7 @@ fn shared_certificates_are_those_of_the_settings_and_then_files() {
     let [first, second, in_file] =
         [["a.example"], ["b.example"], ["c.example"]].map(|names| fixture.authority.issue(&names));
     fixture.certificates.set_files(vec![file("/c.crt", &in_file)]);
-    let default = || fixture.certificates.choose(None, None);
+    let default = || fixture.unnamed();
     let of_file = default();
     assert!(of_file.is_some());
     fixture.apply([
@@ -233,7 +244,8 @@ fn dated_certificates(fixture: &Fixture, start_s: i64, end_s: i64) -> [TestCerti
 fn configs_at<const N: usize>(fixture: &Fixture, times_s: [i64; N]) -> [usize; N] {
     let mut seen: Vec<Arc<ServerConfig>> = Vec::new();
     times_s.map(|now_s| {
-        let chosen = fixture.certificates.choose_at(Some(&name("a")), None, now_s).unwrap();
+        let own = [name("a")];
+        let chosen = fixture.certificates.choose_at(&own, None, |_any_key| true, now_s).unwrap();
         let config = Arc::clone(&chosen.config);
         let index = seen.iter().position(|it| Arc::ptr_eq(it, &config));
         index.unwrap_or_else(|| {
@@ -323,11 +335,11 @@ fn other_versions_and_ciphers_make_new_settings_of_each_certificate() {
         [fixture.own("own")].into_iter().chain(shared).map(Option::unwrap).collect::<Vec<_>>()
     };
     let before = configs();
-    fixture.certificates.set_tls(&TlsSettings::default());
+    fixture.certificates.set_tls(&EdgeSettings::default());
     assert!(before.iter().zip(configs()).all(|(old, new)| Arc::ptr_eq(old, &new)), "no change");
     let ciphers = vec![TlsCipher::Aes128GcmSha256];
-    let settings = TlsSettings { min_version: TlsMinVersion::Tls13, ciphers };
-    fixture.certificates.set_tls(&settings);
+    let tls = TlsSettings { min_version: TlsMinVersion::Tls13, ciphers };
+    fixture.certificates.set_tls(&EdgeSettings { tls, ..EdgeSettings::default() });
     for (old, new) in before.iter().zip(configs()) {
         assert!(!Arc::ptr_eq(old, &new), "old tickets are of no use");
         let suites = |it: &ServerConfig| it.crypto_provider().cipher_suites.len();
@@ -337,6 +349,23 @@ fn other_versions_and_ciphers_make_new_settings_of_each_certificate() {
     fixture.apply([received("own", &fixture.authority.issue(&["own.example"]))]);
     let own = fixture.own("own").unwrap();
     assert_eq!(own.crypto_provider().cipher_suites.len(), 1);
+}
+
+#[test]
+fn strict_sni_is_for_handshakes_and_pages_and_ends_with_its_setting() {
+    let fixture = Fixture::new();
+    let issued = fixture.authority.issue(&["a.example"]);
+    fixture.certificates.set_files(vec![file("/a.crt", &issued)]);
+    let config = fixture.shared("a.example");
+    for is_sni_strict in [true, false] {
+        fixture.certificates.set_tls(&EdgeSettings { is_sni_strict, ..EdgeSettings::default() });
+        assert!(is_same(fixture.shared("a.example").as_ref(), config.as_ref()), "tickets stay");
+        assert_eq!(fixture.shared("b.example").is_none(), is_sni_strict);
+        assert_eq!(fixture.unnamed().is_none(), is_sni_strict);
+        let shown = fixture.certificates.snapshot();
+        let is_shown = |host| shown.choice_facts(&[], host).is_some();
+        assert_eq!((is_shown("a.example"), is_shown("b.example")), (true, !is_sni_strict));
+    }
 }
 
 /// A controller that starts signs them again, and there may be ten thousand.

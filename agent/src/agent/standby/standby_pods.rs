@@ -40,8 +40,8 @@ pub(in crate::agent) struct StandbyPods {
     pub(super) dropped_events: u64,
     /// True if connections to listeners that are older than the eBPF programs send events too.
     pub(super) sees_old_listeners: bool,
-    /// Facts for the promise to thaw the armed pods.
-    pub(super) promise: PromiseFacts,
+    /// Facts on which the promise to thaw the armed pods depends.
+    pub(super) promise_facts: PromiseFacts,
     /// True if activators can take all connects that may go directly to an armed pod.
     has_activators: bool,
     /// Sender that each task gets a clone of.
@@ -98,7 +98,7 @@ impl StandbyPod {
 }
 
 impl StandbyPods {
-    /// Starts without pods.
+    /// Creates the state of a node without pods on standby.
     pub(in crate::agent) fn new(maps: &KernelMaps, metrics: &AgentMetrics) -> Self {
         // Exported from the first moment, as all counters are.
         let causes = [ThawCause::Request, ThawCause::Probe, ThawCause::Kubelet, ThawCause::Other];
@@ -111,7 +111,7 @@ impl StandbyPods {
             thaw_retries: Vec::new(),
             dropped_events: maps.control_word(abi::CONTROL_DROPPED),
             sees_old_listeners: features::accepts_sock_ops_netns_cookie(),
-            promise: PromiseFacts::new(),
+            promise_facts: PromiseFacts::new(),
             has_activators: false,
             results_tx,
             results_rx,
@@ -120,32 +120,32 @@ impl StandbyPods {
 
     /// Records that the loop has begun another turn.
     pub(in crate::agent) fn record_turn(&self) {
-        self.promise.record_turn();
+        self.promise_facts.record_turn();
     }
 
     /// Adds a pod whose connections send events.
     pub(super) fn add_armed(&mut self, slot: u32, uid: &str) {
         self.uids_by_slot.insert(slot, uid.to_owned());
-        self.update_promise();
+        self.update_promise_timeout();
     }
 
     /// Removes a pod whose connections send no events any more.
     pub(super) fn remove_armed(&mut self, uid: &str) {
         self.uids_by_slot.retain(|_, it| it != uid);
-        self.update_promise();
+        self.update_promise_timeout();
     }
 
     /// Sets if activators can take all connects that may go directly to an armed pod.
     pub(super) fn set_has_activators(&mut self, has_activators: bool) {
         self.has_activators = has_activators;
-        self.update_promise();
+        self.update_promise_timeout();
     }
 
     /// Updates the timeout of the promise, after a change of the armed pods, of their orders or of the activators.
-    pub(super) fn update_promise(&self) {
+    pub(super) fn update_promise_timeout(&self) {
         let orders = self.uids_by_slot.values().filter_map(|uid| self.pods.get(uid)?.order);
         let timeout = orders.map(|order| order.agent_timeout).max();
-        self.promise.set_timeout(timeout.filter(|_| self.has_activators));
+        self.promise_facts.set_timeout(timeout.filter(|_| self.has_activators));
     }
 
     /// Returns the time of the next [`tick_standby`](crate::agent::Agent::tick_standby).

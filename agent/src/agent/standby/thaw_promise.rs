@@ -19,7 +19,7 @@ use crate::{
     pods::standby::thaw_promise::{promise_until_ns, renewal_period},
 };
 
-/// Facts of the loop for the promise.
+/// Facts of the agent's loop on which the promise depends.
 #[derive(Debug)]
 pub(super) struct PromiseFacts {
     /// Time of the loop's last turn, CLOCK_MONOTONIC in ns.
@@ -47,19 +47,19 @@ impl PromiseFacts {
     }
 }
 
-/// Keeper of the promise.
+/// Task that renews the promise to thaw frozen pods.
 #[derive(Debug)]
-pub(crate) struct ThawPromiseKeeper {
+pub(crate) struct ThawPromiseTask {
     promise: ThawPromise,
     loop_turn_ns: Arc<AtomicU64>,
     timeout: watch::Receiver<Option<Duration>>,
 }
 
 impl Agent {
-    /// Returns the keeper of the promise to thaw frozen pods, which renews it in a task of its own.
-    pub(crate) fn thaw_promise(&self) -> Result<ThawPromiseKeeper, KernelMapError> {
-        let PromiseFacts { loop_turn_ns, timeout } = &self.standby.promise;
-        Ok(ThawPromiseKeeper {
+    /// Returns the task that renews the promise to thaw frozen pods. It runs beside the loop.
+    pub(crate) fn thaw_promise_task(&self) -> Result<ThawPromiseTask, KernelMapError> {
+        let PromiseFacts { loop_turn_ns, timeout } = &self.standby.promise_facts;
+        Ok(ThawPromiseTask {
             promise: self.handles.maps.thaw_promise()?,
             loop_turn_ns: Arc::clone(loop_turn_ns),
             timeout: timeout.subscribe(),
@@ -67,10 +67,11 @@ impl Agent {
     }
 }
 
-impl ThawPromiseKeeper {
+impl ThawPromiseTask {
     /// Renews the promise until `shutdown`. Then it has no end: the agent thaws its pods before it ends.
-    pub(crate) async fn keep(mut self, shutdown: CancellationToken) {
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         loop {
+            // Again after a change of the timeout: the earlier end may be later than the new timeout allows.
             let period = self.renew();
             let renewal = async {
                 match period {
@@ -94,6 +95,7 @@ impl ThawPromiseKeeper {
             return None;
         };
         let loop_turn_ns = self.loop_turn_ns.load(Ordering::Relaxed);
+        // If the loop hangs, the word stays as it is, so that the last promise ends at its time.
         if let Some(until_ns) = promise_until_ns(monotonic_ns(), loop_turn_ns, timeout) {
             self.promise.set(until_ns);
         }

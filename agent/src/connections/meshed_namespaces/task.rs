@@ -158,7 +158,7 @@ impl MeshedNamespaceTask {
 }
 
 /// Network namespaces of clients.
-struct ClientNamespaces {
+struct NamespaceScan {
     /// Processes of each namespace.
     namespaces: BTreeMap<NamespaceIdentity, Vec<u32>>,
     /// Processes whose namespace cannot be read, with the reason.
@@ -166,7 +166,7 @@ struct ClientNamespaces {
 }
 
 /// Returns the network namespaces of the processes in a cgroup, without those of the agent and of process 1.
-fn client_namespaces(clients: &Path) -> io::Result<ClientNamespaces> {
+fn client_namespaces(clients: &Path) -> io::Result<NamespaceScan> {
     // Not known, it would be taken for a client's: connects of the node's own processes would go on unchanged.
     let own = namespace::inode(Path::new(OWN_NAMESPACE))?;
     let init = inode_if_visible(namespace::inode(Path::new(INIT_NAMESPACE)))?;
@@ -176,7 +176,7 @@ fn client_namespaces(clients: &Path) -> io::Result<ClientNamespaces> {
         let pid = *pids.first()?;
         Some((NamespaceIdentity { inode, pid }, pids))
     };
-    Ok(ClientNamespaces { namespaces: of_clients.filter_map(with_identity).collect(), unknown })
+    Ok(NamespaceScan { namespaces: of_clients.filter_map(with_identity).collect(), unknown })
 }
 
 /// Returns the inode of a process's namespace; `None` if the agent may not see the process. Then it sees no other

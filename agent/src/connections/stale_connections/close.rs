@@ -2,40 +2,43 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io, mem,
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use common::link::error_chain;
-use datapath::abi::ConnectionActivity;
 use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
-use self::scan_plan::{ClientScanTarget, ScanRecords};
+use self::{
+    last_scan::LastClientScan,
+    scan_plan::ScanRecords,
+    scan_round::{ClientScanRound, ScannedClient},
+};
 use super::{
-    ClientScanScope, ClientScanStats, DrainingAddress, is_due, may_close,
+    ClientScanScope, ClientScanStats, DrainingAddress, is_due,
     pod_query::{ClientPodAddresses, InUseQueries},
-    recorded_clients::{ClientNamespaces, RecordCompleteness},
 };
 use crate::{
     clock::thread_cpu_time,
     kernel::{
         locked_close::{CloseCounts, IdlePosition, LockedCloser, PositionOutcome},
         maps::client_sockets::ClientSocketRecords,
-        netns_cookies::cookie_of_socket,
     },
     lock::lock,
     net::sockdiag::{DiagConnection, SockDiag},
     pods::{
-        namespace::{self, NamespaceError, NetworkNamespace},
+        namespace::{self, NamespaceError},
         processes::{ProcessesByNamespace, open_namespace_of, processes_by_namespace},
     },
 };
 
+mod last_scan;
 mod scan_plan;
+mod scan_round;
 
 /// Closer of stale connections of this node's clients. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -47,149 +50,6 @@ pub(crate) struct StaleConnectionCloser {
     /// Queries to pods before a close.
     queries: InUseQueries,
     last_scan: Arc<Mutex<LastClientScan>>,
-}
-
-/// Results of the newest scans.
-#[derive(Debug, Default)]
-struct LastClientScan {
-    stats: ClientScanStats,
-    /// Connections of each client to draining addresses, with the processes in its namespace.
-    connections: Vec<(Vec<u32>, Vec<DiagConnection>)>,
-    /// Clients of these connections, by pod. Watches read them before each query, far more often than scans write them.
-    clients: BTreeMap<SocketAddr, Vec<SocketAddr>>,
-    /// Namespaces of all clients, with or without such connections.
-    namespaces: ClientNamespaces,
-    completeness: RecordCompleteness,
-    /// True if the last scan of all clients has not reached all of them.
-    has_missed_clients: bool,
-    /// Processes of clients whose namespace could not be read, which was logged.
-    unknown: BTreeSet<u32>,
-}
-
-/// Processes in a client's namespace, and positions of its connections by the sockets' cookies.
-type ClientPositions = (Vec<u32>, BTreeMap<u64, (ClientPodAddresses, IdlePosition)>);
-
-impl LastClientScan {
-    /// Records the results of a round. A scan of all clients was for the `sought` namespaces, if there are some.
-    fn record_round(
-        &mut self,
-        scope: ClientScanScope,
-        round: &mut ClientScanRound,
-        sought: &BTreeSet<u64>,
-    ) {
-        let cpu_time = round.cpu_time;
-        match scope {
-            ClientScanScope::AllClients => {
-                self.record_all(cpu_time, &round.clients, &round.failed);
-                self.has_missed_clients = !round.failed.is_empty();
-                let found = mem::take(&mut round.namespaces);
-                self.namespaces.record_all(found, &round.failed, sought);
-            }
-            ClientScanScope::RecordedClients => {
-                self.record_recorded(&round.clients);
-                round.ended_namespaces.iter().for_each(|&cookie| self.namespaces.forget(cookie));
-            }
-            ClientScanScope::KnownConnections => {
-                let all = round.clients.iter().flat_map(|client| &client.stale);
-                let left = all.map(DiagConnection::cookie).collect();
-                self.record_known(cpu_time, &round.scanned, &left);
-            }
-        }
-    }
-
-    /// Records what the records lack, if there are records: a number of connects, and if connections of another version
-    /// may be open. Without a gap, and after a scan that has reached all clients, scans of recorded clients suffice.
-    fn record_gaps(&mut self, now: Instant, gaps: Option<(u64, bool)>) {
-        let are_complete = gaps.is_some_and(|(unlisted_connects, has_other_versions)| {
-            self.completeness.update(now, unlisted_connects, has_other_versions)
-        });
-        self.stats.are_records_sufficient = are_complete && !self.has_missed_clients;
-    }
-
-    /// Records the result of a scan of all clients. Of those whose scan has failed nothing new is known, so what was
-    /// known of them stays; `failed` are the processes in their namespaces.
-    fn record_all(
-        &mut self,
-        cpu_time: Duration,
-        clients: &[ScannedClient],
-        failed: &BTreeSet<u32>,
-    ) {
-        self.stats.full_scan_cpu = cpu_time;
-        self.connections.retain(|(pids, _)| pids.iter().any(|pid| failed.contains(pid)));
-        let found = clients.iter().map(|client| (client.pids.clone(), client.stale.clone()));
-        self.connections.extend(found);
-        self.index_known();
-    }
-
-    /// Records the result of a scan of the connections with the cookies `scanned`, of which those with the cookies
-    /// `left` are still open. It says nothing about others, which a scan of all clients may have found meanwhile.
-    fn record_known(&mut self, cpu_time: Duration, scanned: &BTreeSet<u64>, left: &BTreeSet<u64>) {
-        self.stats.known_scan_cpu = cpu_time;
-        for (_, connections) in &mut self.connections {
-            connections.retain(|it| left.contains(&it.cookie()) || !scanned.contains(&it.cookie()));
-        }
-        self.connections.retain(|(_, connections)| !connections.is_empty());
-        self.index_known();
-    }
-
-    /// Records the result of a scan of recorded clients: adds the connections that were not known. Those that were stay,
-    /// as scans of known connections find out if they have closed.
-    fn record_recorded(&mut self, clients: &[ScannedClient]) {
-        let found = clients.iter().map(|client| (&client.pids, &client.stale));
-        self.add_found(found);
-    }
-
-    /// Adds connections of clients to draining addresses, with the processes in their namespaces. Known ones stay.
-    fn add_found<'a>(
-        &mut self,
-        found: impl Iterator<Item = (&'a Vec<u32>, &'a Vec<DiagConnection>)>,
-    ) {
-        let known = self.known_cookies();
-        for (pids, connections) in found {
-            let is_new = |it: &&DiagConnection| !known.contains(&it.cookie());
-            let new: Vec<_> = connections.iter().filter(is_new).cloned().collect();
-            if new.is_empty() {
-                continue;
-            }
-            let same = self.connections.iter_mut().find(|(known_pids, _)| known_pids == pids);
-            match same {
-                Some((_, all)) => all.extend(new),
-                None => self.connections.push((pids.clone(), new)),
-            }
-        }
-        self.index_known();
-    }
-
-    /// Returns the cookies of the known connections.
-    fn known_cookies(&self) -> BTreeSet<u64> {
-        let connections = self.connections.iter().flat_map(|(_, connections)| connections);
-        connections.map(DiagConnection::cookie).collect()
-    }
-
-    /// Returns the known connections among these, by client.
-    fn select_known(
-        &self,
-        positions: &BTreeMap<ClientPodAddresses, IdlePosition>,
-    ) -> Vec<ClientPositions> {
-        let select = |connection: &DiagConnection| {
-            let addresses = connection_addresses(connection);
-            Some((connection.cookie(), (addresses, *positions.get(&addresses)?)))
-        };
-        let clients = self.connections.iter().map(|(pids, connections)| {
-            (pids.clone(), connections.iter().filter_map(select).collect::<BTreeMap<_, _>>())
-        });
-        clients.filter(|(_, connections)| !connections.is_empty()).collect()
-    }
-
-    /// Counts the known connections, and sorts their clients by pod.
-    fn index_known(&mut self) {
-        self.stats.known_connections = self.connections.iter().map(|(_, all)| all.len()).sum();
-        self.clients.clear();
-        for connection in self.connections.iter().flat_map(|(_, connections)| connections) {
-            let (client, pod) = connection_addresses(connection);
-            self.clients.entry(pod).or_default().push(client);
-        }
-    }
 }
 
 impl StaleConnectionCloser {
@@ -386,7 +246,7 @@ pub(crate) struct ClientScan {
 }
 
 impl ClientScan {
-    /// Returns the scope that the scan had. One of recorded clients may have become one of all, and one of all clients
+    /// Returns the scope that the scan had in the end. A scan of recorded clients may become one of all clients. That
     /// becomes one of known connections if the processes of clients cannot be listed.
     pub(crate) fn scope(&self) -> ClientScanScope {
         self.scope
@@ -402,172 +262,6 @@ impl ClientScan {
     pub(crate) fn has_due(&self) -> bool {
         self.clients.iter().any(|client| !client.due.is_empty())
     }
-}
-
-/// Result of the scan of one client.
-enum ClientScanOutcome {
-    /// Its connections, and the processor time of the scan.
-    Scanned(ScannedClient, Duration),
-    /// Its processes have ended, and their connections with them.
-    Ended,
-    /// Nothing new is known of its connections. These are the processes in its namespace.
-    Failed(Vec<u32>),
-}
-
-/// Results of the scans of one round.
-#[derive(Default)]
-struct ClientScanRound {
-    /// Clients with connections to draining addresses.
-    clients: Vec<ScannedClient>,
-    /// Processes in all scanned namespaces, by the namespaces' cookies, where the kernel tells them.
-    namespaces: BTreeMap<u64, Vec<u32>>,
-    /// Cookies of namespaces whose processes have ended.
-    ended_namespaces: Vec<u64>,
-    /// Cookies of the known connections that were looked for.
-    scanned: BTreeSet<u64>,
-    /// Processes of the clients whose scan has failed.
-    failed: BTreeSet<u32>,
-    /// Number of namespaces whose connections were listed.
-    walks: u64,
-    cpu_time: Duration,
-}
-
-impl ClientScanRound {
-    /// Scans a client, and adds the result.
-    fn scan(&mut self, target: ClientScanTarget, draining: &BTreeMap<SocketAddr, DrainingAddress>) {
-        // Taken before the scan: only of these can it say that they have closed.
-        let known = target.known.iter().flatten().map(DiagConnection::cookie).collect();
-        let (is_listed, netns_cookie) = (target.known.is_none(), target.netns_cookie);
-        let outcome = ScannedClient::scan(target);
-        match &outcome {
-            ClientScanOutcome::Scanned(..) => self.walks += u64::from(is_listed),
-            ClientScanOutcome::Ended => self.ended_namespaces.extend(netns_cookie),
-            ClientScanOutcome::Failed(_) => {}
-        }
-        self.add(known, outcome, draining);
-    }
-
-    /// Adds the result of a client; `known` are the cookies of the connections to which its scan was limited.
-    fn add(
-        &mut self,
-        known: Vec<u64>,
-        outcome: ClientScanOutcome,
-        draining: &BTreeMap<SocketAddr, DrainingAddress>,
-    ) {
-        match outcome {
-            ClientScanOutcome::Scanned(client, cpu_time) => {
-                self.cpu_time += cpu_time;
-                self.scanned.extend(known);
-                self.namespaces.extend(client.netns_cookie.map(|it| (it, client.pids.clone())));
-                self.clients.extend(client.select_stale(draining));
-            }
-            ClientScanOutcome::Ended => self.scanned.extend(known),
-            ClientScanOutcome::Failed(pids) => self.failed.extend(pids),
-        }
-    }
-
-    /// Adds processes whose namespace is not known: nothing new is known of the connections of their clients.
-    fn add_unknown<'a>(&mut self, pids: impl IntoIterator<Item = &'a u32>) {
-        self.failed.extend(pids);
-    }
-}
-
-/// A client's namespace, and its connections to draining addresses.
-struct ScannedClient {
-    /// Processes in the namespace when it was listed.
-    pids: Vec<u32>,
-    /// Cookie of the namespace, where the kernel tells it.
-    netns_cookie: Option<u64>,
-    namespace: NetworkNamespace,
-    /// Connections to draining addresses.
-    stale: Vec<DiagConnection>,
-    /// Connections among them that are to be closed.
-    due: Vec<DiagConnection>,
-}
-
-impl ScannedClient {
-    /// Scans a client for all its connections, or for those to which the scan is limited.
-    fn scan(target: ClientScanTarget) -> ClientScanOutcome {
-        let ClientScanTarget { pids, netns_cookie: wanted_cookie, known } = target;
-        let failed = |pids, error: &NamespaceError| {
-            warn!(error = %error_chain(error), "cannot list stale connections");
-            ClientScanOutcome::Failed(pids)
-        };
-        let namespace = match open_namespace_of(&pids) {
-            Ok(Some(namespace)) => namespace,
-            // If it has new processes, the next scan of all clients finds them.
-            Ok(None) => return ClientScanOutcome::Ended,
-            Err(error) => return failed(pids, &error),
-        };
-        // On a thread of its own, so that the thread's whole time is the scan's.
-        let list_connections = || {
-            let diag = SockDiag::open()?;
-            let netns_cookie = cookie_of_socket(diag.socket())?;
-            if wanted_cookie.is_some_and(|wanted| netns_cookie != Some(wanted)) {
-                return Ok(None);
-            }
-            let found = known.map_or_else(
-                || diag.connections(),
-                |connections| refresh_connections(&diag, &connections),
-            )?;
-            Ok(Some((netns_cookie, found, thread_cpu_time())))
-        };
-        match namespace.run_inside("list connections", list_connections) {
-            Ok(Some((netns_cookie, stale, cpu_time))) => {
-                let client = Self { pids, netns_cookie, namespace, stale, due: Vec::new() };
-                ClientScanOutcome::Scanned(client, cpu_time)
-            }
-            // It is another process's namespace.
-            Ok(None) => ClientScanOutcome::Ended,
-            Err(error) => failed(pids, &error),
-        }
-    }
-
-    /// Keeps only connections to draining addresses, and selects the due ones; `None` if there are none.
-    fn select_stale(mut self, draining: &BTreeMap<SocketAddr, DrainingAddress>) -> Option<Self> {
-        self.stale.retain(|connection| draining.contains_key(&connection.canonical_peer()));
-        let (now, all) = (Instant::now(), self.stale.iter());
-        self.due = all.filter(|&it| is_due(now, draining, it)).cloned().collect();
-        (!self.stale.is_empty()).then_some(self)
-    }
-
-    /// Removes the connections to these pods from the due ones.
-    fn exclude_pods(&mut self, pods: &BTreeSet<SocketAddr>) {
-        self.due.retain(|connection| !pods.contains(&connection.canonical_peer()));
-    }
-
-    /// Removes the connections that are in use, or may be, from the due ones. Returns their number.
-    fn exclude_in_use(
-        &mut self,
-        draining: &BTreeMap<SocketAddr, DrainingAddress>,
-        activities: &BTreeMap<ClientPodAddresses, ConnectionActivity>,
-    ) -> u64 {
-        let all = self.due.len();
-        self.due.retain(|connection| {
-            may_close(
-                draining,
-                connection,
-                activities.get(&connection_addresses(connection)).copied(),
-            )
-        });
-        (all - self.due.len()) as u64
-    }
-}
-
-/// Returns these connections as they are now, without those that have closed.
-fn refresh_connections(
-    diag: &SockDiag,
-    connections: &[DiagConnection],
-) -> io::Result<Vec<DiagConnection>> {
-    let mut open = Vec::with_capacity(connections.len());
-    for connection in connections {
-        match diag.refresh(connection) {
-            Ok(connection) => open.push(connection),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(open)
 }
 
 /// Returns the outcome of each connection of a client that was found. After a failure also of the others: nothing is
@@ -655,63 +349,10 @@ pub(in crate::connections) fn client_namespaces(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::net::sockdiag::TcpActivity;
-
-    #[test]
-    fn a_scan_of_known_connections_forgets_only_those_that_it_found_closed() {
-        let connection = |port: u16| {
-            let (local, peer) = (([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 80).into());
-            DiagConnection::listed(local, peer, TcpActivity::default())
-        };
-        let connections = vec![(vec![1], vec![connection(1), connection(2)]), (vec![2], vec![])];
-        let mut last = LastClientScan { connections, ..LastClientScan::default() };
-        // A scan of all clients has found the second one while that of the first one was under way.
-        last.record_known(Duration::ZERO, &[1].into(), &[1].into());
-        assert_eq!(last.stats.known_connections, 2);
-        last.record_known(Duration::ZERO, &[1].into(), &[].into());
-        assert_eq!(last.stats.known_connections, 1);
-        assert_eq!(last.connections[0].1[0].cookie(), 2);
-        let pod = SocketAddr::from(([10, 0, 0, 2], 80));
-        assert_eq!(last.clients[&pod], [SocketAddr::from(([10, 0, 0, 1], 2))]);
-        last.record_known(Duration::ZERO, &[2].into(), &[].into());
-        assert!(last.connections.is_empty() && last.clients.is_empty());
-    }
-
-    /// An ended client is known to have no connection; a failed scan tells nothing.
-    #[test]
-    fn connections_of_a_client_whose_scan_has_failed_stay_known() {
-        let connection = |port: u16| {
-            let (local, peer) = (([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 80).into());
-            DiagConnection::listed(local, peer, TcpActivity::default())
-        };
-        let connections = vec![(vec![1, 4], vec![connection(1)]), (vec![2], vec![connection(2)])];
-        let known = || LastClientScan { connections: connections.clone(), ..Default::default() };
-        let mut round = ClientScanRound::default();
-        round.add(vec![1], ClientScanOutcome::Failed(vec![4, 7]), &BTreeMap::new());
-        round.add(vec![2], ClientScanOutcome::Ended, &BTreeMap::new());
-        let mut last = known();
-        last.record_known(Duration::ZERO, &round.scanned, &BTreeSet::new());
-        assert_eq!(last.connections, connections[..1]);
-        // A scan of all clients found the first one with another process, and the second one no more.
-        let mut last = known();
-        last.record_all(Duration::ZERO, &round.clients, &round.failed);
-        assert_eq!(last.connections, connections[..1]);
-        assert_eq!(last.stats.known_connections, 1);
-    }
-
-    #[test]
-    fn connections_of_a_client_whose_process_cannot_be_read_stay_known() {
-        let (local, peer) = (([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 80).into());
-        let connection = DiagConnection::listed(local, peer, TcpActivity::default());
-        let connections = vec![(vec![4], vec![connection.clone()]), (vec![2], vec![connection])];
-        let mut last =
-            LastClientScan { connections: connections.clone(), ..LastClientScan::default() };
-        let mut round = ClientScanRound::default();
-        round.add_unknown(&[4]);
-        last.record_all(Duration::ZERO, &round.clients, &round.failed);
-        assert_eq!(last.connections, connections[..1]);
-    }
 
     #[test]
     fn a_failed_attempt_tells_nothing_of_the_connections_that_it_did_not_come_to() {
@@ -725,48 +366,6 @@ mod tests {
         assert_eq!(position_outcomes(&connections, found(), false), [closed].into());
         let failed = (addresses(2), PositionOutcome::Failed);
         assert_eq!(position_outcomes(&connections, found(), true), [closed, failed].into());
-    }
-
-    #[test]
-    fn what_a_scan_of_recorded_clients_finds_is_added_to_what_is_known() {
-        let connection = |port: u16| {
-            let (local, peer) = (([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 80).into());
-            DiagConnection::listed(local, peer, TcpActivity::default())
-        };
-        let connections = vec![(vec![1, 4], vec![connection(1)]), (vec![2], vec![connection(2)])];
-        let mut last = LastClientScan { connections, ..LastClientScan::default() };
-        // It has entered the namespaces of two clients, and found nothing new in a third one.
-        let found = [
-            (vec![1, 4], vec![connection(1), connection(3)]),
-            (vec![5], vec![connection(5)]),
-            (vec![6], vec![]),
-        ];
-        last.add_found(found.iter().map(|(pids, connections)| (pids, connections)));
-        let expected = [
-            (vec![1, 4], vec![connection(1), connection(3)]),
-            (vec![2], vec![connection(2)]),
-            (vec![5], vec![connection(5)]),
-        ];
-        assert_eq!(last.connections, expected);
-        assert_eq!(last.stats.known_connections, 4);
-    }
-
-    #[test]
-    fn records_suffice_without_gaps_and_after_a_scan_that_has_reached_all_clients() {
-        let (now, mut last) = (Instant::now(), LastClientScan::default());
-        let mut do_suffice = |failed: &[u32], gaps| {
-            let failed = failed.iter().copied().collect();
-            let mut round = ClientScanRound { failed, ..ClientScanRound::default() };
-            last.record_round(ClientScanScope::AllClients, &mut round, &BTreeSet::new());
-            last.record_gaps(now, gaps);
-            last.stats.are_records_sufficient
-        };
-        assert!(!do_suffice(&[], None), "there are no records");
-        assert!(do_suffice(&[], Some((0, false))));
-        assert!(!do_suffice(&[7], Some((0, false))), "one client was not reached");
-        assert!(!do_suffice(&[], Some((0, true))), "programs of another version");
-        assert!(do_suffice(&[], Some((0, false))));
-        assert!(!do_suffice(&[], Some((1, false))), "a connect without a record");
     }
 
     #[test]

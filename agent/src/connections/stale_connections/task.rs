@@ -28,7 +28,7 @@ pub(crate) struct StaleConnectionTask {
     closer: StaleConnectionCloser,
     /// Task of the newest scan of each scope.
     rounds: BTreeMap<ClientScanScope, JoinHandle<()>>,
-    /// Permits for [`CLOSES_AT_ONCE`].
+    /// Bound on the closes that run at once, [`CLOSES_AT_ONCE`].
     closes: Arc<Semaphore>,
     /// Watches of the pods of known connections.
     watches: PodWatches,
@@ -85,8 +85,8 @@ impl StaleConnectionTask {
         self.connections.known_scan_period()
     }
 
-    /// Starts the rounds that are due, unless another one of the same scope still runs, and watches the pods of the
-    /// connections that the last ones have found.
+    /// Starts the rounds that are due, and watches the pods of the connections that the last rounds have found. A round
+    /// does not start while another one of its scope runs.
     pub(crate) fn start_due_rounds(&mut self, now: Instant) {
         let are_watched = self.watches.update(now, self.connections.draining());
         self.connections.set_pods_watched(are_watched);

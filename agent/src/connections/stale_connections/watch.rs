@@ -1,4 +1,5 @@
-//! Shell: watch of one draining pod: its agent reports connections that become idle, and they are closed at once.
+//! Shell: watch of one draining pod: its agent reports connections that become idle, and they are closed once they have
+//! rested for a moment.
 //!
 //! A client with long requests may pause for a few milliseconds between two. A scan would have to fall into the pause.
 //! The pod's agent knows the end of each response, and the sequence numbers at which it ended. The connection is closed
@@ -218,9 +219,10 @@ impl WatchRound {
 
     /// Plans the closes of connections to this pod. The pod may have reported connections to its other ports as well.
     fn plan_closes(&self, closes: &mut IdleCloses, updates: IdleUpdates) {
+        let now = Instant::now();
         for ((client, port), position) in updates.positions {
             if port == self.pod.port() {
-                let moment = self.draining.close_moment(client.port());
+                let moment = self.draining.reported_close_moment(now, client.port());
                 closes.add(moment, (client, self.pod), position);
             }
         }

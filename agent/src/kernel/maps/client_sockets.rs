@@ -1,5 +1,6 @@
-//! Shell: records of this node's client sockets whose connects or datagrams were redirected: rows of `CLIENTS`, copies
-//! of records in socket storage, and entries of `UDP_SOCKETS`.
+//! Shell: records of this node's client sockets whose connects or datagrams were redirected.
+//!
+//! Records are rows of `CLIENTS`, copies of records in socket storage, and entries of `UDP_SOCKETS`.
 
 use std::{
     array,
@@ -87,8 +88,8 @@ impl ClientSocketRecords {
         Ok(())
     }
 
-    /// Passes each recorded connection of TCP to `each`, those to Rouse's pods and activators too. A record that changes
-    /// meanwhile may be a mixture, or be missed.
+    /// Passes each recorded connection of TCP to `each`, also those to Rouse's pods and activators. A record that
+    /// changes meanwhile may be a mixture of two, or be missed.
     pub(crate) fn for_each_connection(
         &self,
         mut each: impl FnMut(RecordedConnection),
@@ -104,13 +105,13 @@ impl ClientSocketRecords {
         Ok(())
     }
 
-    /// Returns the number of redirected connects of TCP of which no record can be read, for want of memory. It only
-    /// grows, while the maps stay the same.
+    /// Returns the number of redirected connects of TCP of which no record can be read, for want of memory. While the
+    /// maps stay the same, the number only grows.
     pub(crate) fn unlisted_connects(&self) -> u64 {
         self.own.control.words()[abi::CONTROL_UNLISTED as usize].load(Acquire)
     }
 
-    /// Returns true if pins of another version are on the node, whose records cannot be read, or if that is not known.
+    /// Returns true if the node may have pins of another version, whose records cannot be read.
     pub(crate) fn has_other_versions(&self) -> bool {
         let Some(Ok(mut entries)) = self.pins.parent().map(fs::read_dir) else { return true };
         entries.any(|entry| match entry {
@@ -300,8 +301,8 @@ fn find_in<V: aya::Pod + PartialEq>(
     name: &'static str,
     cookie: u64,
 ) -> Result<Option<V>, KernelMapError> {
-    // The memory of an entry that is removed or replaced is used again at once (since 6.1), so one read may return
-    // a mixture of two entries.
+    // The memory of an entry that is removed or replaced is used again at once (since 6.1). So one read may return a
+    // mixture of two entries.
     let mut before = read(map, name, cookie)?;
     loop {
         let entry = read(map, name, cookie)?;

@@ -1,5 +1,5 @@
-//! Shell: gauges of pods in the eBPF programs' maps, for the audit. Only those of this version's programs are here: the
-//! previous version counts sockets of its own.
+//! Shell: gauges of pods in the maps of this version's eBPF programs, for the audit. The previous version's programs
+//! count other sockets, in maps of their own.
 
 use std::{
     mem::offset_of,

@@ -26,7 +26,7 @@ const STATES_AT: usize = 52;
 pub(super) enum TcpDumpMessage {
     /// Request for the sockets in these states, with these extensions.
     Request(StateFlags, ExtensionFlags),
-    /// One socket.
+    /// One socket of the list.
     Response(Box<InetResponse>),
 }
 
@@ -42,7 +42,7 @@ impl NetlinkSerializable for TcpDumpMessage {
     fn serialize(&self, buffer: &mut [u8]) {
         // Zero is no filter: any family, any address, any port.
         buffer.fill(0);
-        // Only requests are sent.
+        // Only requests are sent. A response in this place would be one without states, which lists nothing.
         if let Self::Request(states, extensions) = self {
             buffer[EXTENSIONS_AT] = extensions.bits();
             buffer[STATES_AT..][..4].copy_from_slice(&states.bits().to_ne_bytes());

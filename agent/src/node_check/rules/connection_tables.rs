@@ -19,15 +19,16 @@ pub enum ConnectionTables {
         /// Number of buckets in the table that the node itself uses. It is the machine's, unless the node is a
         /// container with a table of its own, which does not see the machine's.
         node_entries: u64,
-        /// Number of buckets in the tables of pods that start from now on, before the kernel rounds it up to a power of
-        /// two. 0 means that they share the machine's table.
+        /// Number of buckets in the tables of pods that start from now on; 0: they share the machine's table. The
+        /// kernel rounds the number up to a power of two.
         child_entries: u64,
     },
     /// The settings could not be read, for this reason.
     Unknown(String),
 }
 
-/// Describes the connection tables of pods. None of the states is a fault: lists of connections only take longer.
+/// Describes the connection tables of pods. No state of them is a fault: with large tables, lists of connections only
+/// take longer.
 pub(super) fn check_connection_tables(tables: &ConnectionTables) -> CheckLine {
     let finding = match tables {
         ConnectionTables::OnlyShared => {

@@ -16,7 +16,7 @@ pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(1);
 /// Time for which a persistent connection delays the end of a drained pod.
 const OPEN_CONNECTION_DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Time after a preStop request in which the RouteTable may name the pod as draining. After that no other node is told
+/// Time after a preStop request in which the RouteTable may name the pod as draining. After that no other node learns
 /// of the draining, and only the pod's own idleness counts.
 pub(super) const DRAINING_ROUTE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -156,7 +156,7 @@ impl TrackedPod {
 
     /// Handles a container's restart. The kubelet may restart it without waiting for requests that may never end,
     /// and the pod returns to service afterwards. Without the controller's answer nothing happens here, because the pod
-    /// may as well be one that stops: then the kubelet's grace period alone bounds the wait.
+    /// may as well be one that stops. Then the kubelet's grace period alone bounds the wait.
     pub(super) fn update_restart(
         &mut self,
         now: Instant,

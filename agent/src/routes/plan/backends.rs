@@ -123,7 +123,7 @@ impl UsedBackends {
 }
 
 impl BackendUse {
-    /// Starts without lists.
+    /// Creates the use of a backend that no list names yet.
     fn new(id: u32) -> Self {
         Self { id, lists: 0, routed_lists: 0 }
     }

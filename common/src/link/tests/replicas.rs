@@ -324,8 +324,8 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
     let outbox = Outbox::new();
     let (key, value) = pod_observation("p1", true);
     outbox.set(key, value);
-    let (reporting, said) = (Arc::clone(&link), outbox.clone());
-    tokio::spawn(async move { reporting.report_pods(&said).await });
+    let (reporting, reported) = (Arc::clone(&link), outbox.clone());
+    tokio::spawn(async move { reporting.report_pods(&reported).await });
     let has = |uid: &'static str| move |heard: &ReceivedReports| heard["n1"].contains_key(uid);
     let knows = |uid: &'static str| {
         let has = has(uid);
@@ -335,6 +335,7 @@ async fn reports_reach_every_replica_and_again_after_it_was_away() {
     two.wait_until(knows("p1")).await;
     assert_eq!(link.open_stream_count(), 2);
 
+    // While the second replica is away, one report comes and another one is withdrawn.
     two.stop.cancel();
     two.wait_until(|heard| heard.is_empty()).await;
     let (key, value) = pod_observation("p2", false);

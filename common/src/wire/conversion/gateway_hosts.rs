@@ -8,13 +8,15 @@ impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
     type Error = WireError;
     fn try_from(message: raw::GatewayHost) -> WireResult<Self> {
         let rules = message.rules.into_iter().map(HttpRule::try_from);
-        // Empty stands for "chosen by its names".
-        let named = Some(message.certificate).filter(|name| !name.is_empty());
-        let certificate = named.map(|name| parse_secret_name("gateway_host.certificate", &name));
+        // Empty stands for "chosen as that of other hosts".
+        let first = Some(message.certificate).filter(|name| !name.is_empty());
+        let certificates = first.iter().chain(&message.more_certificates);
+        let certificates =
+            certificates.map(|name| parse_secret_name("gateway_host.certificate", name));
         Ok(Self {
             key: message.key.parse()?,
             rules: rules.collect::<WireResult<_>>()?,
-            certificate: certificate.transpose()?,
+            certificates: certificates.collect::<WireResult<_>>()?,
             reserved_hosts: message.reserved_hosts,
         })
     }
@@ -23,9 +25,11 @@ impl TryFrom<raw::GatewayHost> for GatewayHostEntry {
 impl From<GatewayHostEntry> for raw::GatewayHost {
     fn from(value: GatewayHostEntry) -> Self {
         let rules = value.rules.into_iter().map(Into::into).collect();
-        let certificate = value.certificate.map(|name| name.to_string()).unwrap_or_default();
+        let mut names = value.certificates.iter().map(ToString::to_string);
+        let certificate = names.next().unwrap_or_default();
+        let more_certificates = names.collect();
         let (key, reserved_hosts) = (value.key.to_string(), value.reserved_hosts);
-        Self { key, rules, certificate, reserved_hosts }
+        Self { key, rules, certificate, more_certificates, reserved_hosts }
     }
 }
 
@@ -68,10 +72,11 @@ impl From<HttpRule> for raw::HttpRule {
         let has_changes = |it: &WeightedBackend| {
             !it.request_headers.is_empty() || !it.response_headers.is_empty()
         };
-        // Without the redirect to a path, an earlier release would choose one of the backends.
-        let is_unknown = has_path || value.backends.iter().any(has_changes);
+        // An earlier release does not find a redirect to a path, and would choose one of the backends instead. It would
+        // also leave out the changes of a backend's headers.
+        let hides_backends = has_path || value.backends.iter().any(has_changes);
         let backends = value.backends.into_iter().map(Into::into).collect();
-        let (rewrite, backends) = rewrite_to_raw(value.rewrite, backends, is_unknown);
+        let (rewrite, backends) = rewrite_to_raw(value.rewrite, backends, hides_backends);
         Self {
             route: value.route.to_string(),
             exact_path,
@@ -92,7 +97,7 @@ impl From<HttpRule> for raw::HttpRule {
     }
 }
 
-/// Parses the redirect of a rule. One with a path is in a field of its own, which an earlier release does not know.
+/// Parses the redirect of a rule. One with a path is in `path_redirect`, which earlier releases do not know.
 fn parse_redirect(
     redirect: Option<raw::Redirect>,
     path_redirect: Option<raw::Redirect>,
@@ -103,14 +108,14 @@ fn parse_redirect(
     redirect.or(path_redirect).map(RequestRedirect::try_from).transpose()
 }
 
-/// Returns the rewrite of a rule for the wire, and the backends beside it. The rewrite has the backends if there is one, or
-/// if the rule `is_unknown` to an earlier release: that one finds no backends then.
+/// Returns the rewrite of a rule for the wire, and the backends beside it. If there is a rewrite, it has the backends.
+/// With `hides_backends` there always is one, so that earlier releases, which do not know rewrites, find no backends.
 fn rewrite_to_raw(
     rewrite: Option<UrlRewrite>,
     backends: Vec<raw::Backend>,
-    is_unknown: bool,
+    hides_backends: bool,
 ) -> (Option<raw::Rewrite>, Vec<raw::Backend>) {
-    if rewrite.is_none() && (backends.is_empty() || !is_unknown) {
+    if rewrite.is_none() && (backends.is_empty() || !hides_backends) {
         return (None, backends);
     }
     let (host, path) = rewrite.map_or((None, None), |it| (it.host, it.path));
@@ -118,8 +123,8 @@ fn rewrite_to_raw(
     (Some(raw::Rewrite { host, path, backends }), Vec::new())
 }
 
-/// Parses the rewrite of a rule, and returns the backends of the rule: those of the rewrite if there is one. A rewrite
-/// without host and path changes nothing, and only has the backends.
+/// Parses the rewrite of a rule, and returns the backends of the rule, which are in the rewrite if there is one. A
+/// rewrite without host and path changes nothing, and only has the backends.
 fn parse_rewrite(
     rewrite: Option<raw::Rewrite>,
     backends: Vec<raw::Backend>,
@@ -168,7 +173,7 @@ fn pairs_to_raw(all: Vec<(String, String)>) -> Vec<raw::Header> {
     all.into_iter().map(|(name, value)| raw::Header { name, value }).collect()
 }
 
-/// Returns changes for the wire, which are absent if there are none.
+/// Returns changes of headers for the wire; `None`: there are none.
 fn changes_to_raw(changes: HeaderChanges) -> Option<raw::HeaderChanges> {
     (!changes.is_empty()).then(|| changes.into())
 }

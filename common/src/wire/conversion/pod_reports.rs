@@ -44,6 +44,7 @@ impl TryFrom<raw::PodItem> for PodReportItem {
 impl From<PodReportItem> for raw::PodItem {
     fn from(value: PodReportItem) -> Self {
         use raw::pod_item::What;
+        // Later kinds share the message of draining pods: earlier releases refuse a kind that they do not know.
         let what = match value {
             PodReportItem::Sender(value) => What::Sender(value.into()),
             PodReportItem::Observed(value) => What::Pod(value.into()),

@@ -58,6 +58,7 @@ impl TryFrom<raw::Edge> for EdgeSettings {
             https_port: parse_optional_port("edge.https_port", message.https_port)?,
             hsts: parse_hsts("edge.hsts", &message.hsts)?,
             tls: parse_tls(message.tls13_only, &message.tls_ciphers)?,
+            is_sni_strict: message.strict_sni,
             tcp_idle_timeout: parse_optional_ms(message.tcp_idle_ms),
             trusted_ingresses: parse_networks(
                 "edge.trusted_ingresses",
@@ -79,6 +80,7 @@ impl From<EdgeSettings> for raw::Edge {
             hsts: value.hsts.map(|it| it.as_str().to_owned()).unwrap_or_default(),
             tls13_only: value.tls.min_version == TlsMinVersion::Tls13,
             tls_ciphers: value.tls.ciphers.iter().map(|it| it.name().to_owned()).collect(),
+            strict_sni: value.is_sni_strict,
             tcp_idle_ms: value.tcp_idle_timeout.map_or(0, to_ms),
             trusted_ingresses: value.trusted_ingresses.iter().map(ToString::to_string).collect(),
         }

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 
+/// Returns a rule of an HTTPRoute that redirects, with each kind of backend.
 fn rule() -> HttpRule {
     let pair = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
     let backend = |weight: u32, target| WeightedBackend {
@@ -35,6 +36,7 @@ fn rule() -> HttpRule {
         backends: vec![
             backend(1, RouteBackend::Service(name("default/hello"))),
             backend(7, RouteBackend::Plain(plain)),
+            // The greatest weight that the API server accepts.
             backend(1_000_000, RouteBackend::Unresolved),
         ],
         ..fixtures::http_rule(PathMatch::parse_exact("/a/").expect("a path"))
@@ -63,7 +65,7 @@ fn entry(key: &str) -> GatewayHostEntry {
     let empty = fixtures::http_rule(PathMatch::Prefix(PathPrefix::ALL));
     let rules = vec![rule(), HttpRule { path: prefix, ..rule() }, changed_rule(), empty];
     GatewayHostEntry {
-        certificate: Some(name("default/shop.tls")),
+        certificates: ["default/shop.tls", "default/shop-rsa", "other/shop"].map(name).into(),
         reserved_hosts: vec!["*.a.example.com".into(), "b.example.com".into()],
         ..fixtures::gateway_host(key, rules)
     }
@@ -73,6 +75,18 @@ fn entry(key: &str) -> GatewayHostEntry {
 fn rules_arrive_as_they_were_sent() {
     let sent = entry("https://*.example.com");
     assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(sent.clone())), Ok(sent));
+    let without = GatewayHostEntry { certificates: Vec::new(), ..entry("https://a.example") };
+    assert_eq!(GatewayHostEntry::try_from(raw::GatewayHost::from(without.clone())), Ok(without));
+}
+
+#[test]
+fn an_earlier_release_finds_the_first_certificate() {
+    let mut message = raw::GatewayHost::from(entry("https://a.example"));
+    assert_eq!(message.certificate, "default/shop.tls");
+    assert_eq!(message.more_certificates, ["default/shop-rsa", "other/shop"]);
+    message.more_certificates[1] = "shop".into();
+    let refused = GatewayHostEntry::try_from(message).expect_err("no name of a Secret").to_string();
+    assert!(refused.contains("gateway_host.certificate"), "{refused}");
 }
 
 /// The API server checks the whole length of a route's name only. A host whose rules were refused would have no rules.
@@ -90,8 +104,8 @@ fn a_route_may_have_a_name_that_is_no_host() {
     }
 }
 
-/// An earlier release would redirect to the path of the request, perhaps without an end, or send a request to a backend
-/// with a path that is not for it. Without redirect and backends it responds with 500.
+/// An earlier release would redirect to the path of the request, perhaps without an end. Or it would send a request to
+/// a backend with a path that is not for it. Without redirect and backends it responds with 500.
 #[test]
 fn an_earlier_release_finds_no_redirect_and_no_backends_where_paths_change() {
     let sent = raw::HttpRule::from(changed_rule());

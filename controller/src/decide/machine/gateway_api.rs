@@ -59,6 +59,7 @@ impl ControllerStateMachine {
         let spec = |it: &GatewayState| {
             (it.class.clone(), it.has_addresses, it.listeners.clone(), it.meta.clone())
         };
+        // A new status alone changes no plan, or the controller's own writes would make it plan without an end.
         let mut is_changed = object.is_none();
         if let Some(object) = object {
             let mut gateway = observe::read_gateway(object);
@@ -81,7 +82,7 @@ impl ControllerStateMachine {
         object: Option<&Value>,
         now: UnixMillis,
     ) {
-        let Some(kind) = GatewayRouteKind::of(resource) else { return };
+        let Some(kind) = GatewayRouteKind::of_resource(resource) else { return };
         let id = GatewayRouteId { kind, name };
         let routes = &mut self.cluster.gateway_api.routes;
         let previous = routes.remove(&id).map(|it| it.plan).unwrap_or_default();
@@ -222,6 +223,7 @@ impl ControllerStateMachine {
         }
         let mut drafts = draft_routes(&self.cluster, ids);
         let claims = drafts.iter().map(|(id, draft)| (id.clone(), draft.created(), draft.claims()));
+        // All claims are made before a route is finished: a route must not get a host that an older one claims.
         let mut others = self.cluster.gateway_api.claims.update(claims);
         others.retain(|id| !drafts.contains_key(id));
         if !others.is_empty() {
@@ -279,6 +281,7 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
+        // A listener without routes has an entry too, or its requests would get to a less specific listener.
         let of_listeners = listener_hosts(&self.cluster);
         let hosts = &mut self.cluster.gateway_api.hosts;
         for key in &of_listeners {
@@ -295,6 +298,7 @@ impl ControllerStateMachine {
         for key in &over {
             hosts.remove(key);
         }
+        // Only now, because the entry of a host that is over is `None`, which removes it from the RouteTable.
         for (key, entry) in host_entries(&self.cluster, &changed) {
             let route_key = RouteKey::GatewayHost(key.clone());
             match entry {

@@ -33,38 +33,39 @@ impl ControllerStateMachine {
         log_readiness(name, previous.as_ref(), next.as_ref());
         self.reconcile_app(name, now);
         self.check_ingress(name);
+        // The slices depend on the presence of the Ingress alone: its controller may send requests before it is ready.
         if previous.is_some() != next.is_some() {
-            self.follow_front(name, now);
+            self.reconcile_fronted_apps(name, now);
         }
     }
 
-    /// Plans the apps whose Revisions a Route names, and checks the slices of their Revisions: another ingress may send
+    /// Plans the apps whose Revisions a Route names, and checks the slices of these Revisions. Another ingress may send
     /// requests to all of them from now on, or no longer.
-    fn follow_front(&mut self, route: &NamespacedName, now: UnixMillis) {
+    fn reconcile_fronted_apps(&mut self, route: &NamespacedName, now: UnixMillis) {
         let referred = self.cluster.names.referring_apps.iter();
         let referred = referred.filter(|(_, routes)| routes.contains(route));
         let mut apps: BTreeSet<NamespacedName> = referred.map(|(app, _)| app.clone()).collect();
         apps.insert(route.clone());
         for name in apps {
             self.reconcile_app(&name, now);
-            self.check_paths(&name);
+            self.check_path_keys(&name);
         }
     }
 
     /// Checks the slices of other apps whose Revisions a Route names: an ingress that fronts the Route may send requests
     /// to them from now on. It may do so for a while after the Route has left them, so these are not checked at once.
-    pub(super) fn check_targets(&mut self, apps: &BTreeSet<NamespacedName>) {
+    pub(super) fn check_slices_of_apps(&mut self, apps: &BTreeSet<NamespacedName>) {
         // Before the end of the initial lists nothing is planned, and then all objects are checked.
         if self.is_loading || !self.cluster.settings.config_maps.network.trusts_ingresses() {
             return;
         }
         for name in apps {
-            self.check_paths(name);
+            self.check_path_keys(name);
         }
     }
 
     /// Passes the keys on the path of connections to an app to the writer, which checks them.
-    fn check_paths(&mut self, name: &NamespacedName) {
+    fn check_path_keys(&mut self, name: &NamespacedName) {
         if let Some(app) = self.cluster.apps.get(name) {
             self.effects.changed_keys.extend(part_keys::app_path_keys(name, app));
         }
@@ -72,6 +73,7 @@ impl ControllerStateMachine {
 
     /// Handles the end of the first list of Ingresses: from now on, one that is not known does not exist.
     pub(super) fn handle_ingress_list(&mut self, now: UnixMillis) {
+        // Until now an Ingress that was not known might have been ready, so no condition was given up.
         self.cluster.ingresses.is_listed = true;
         if self.is_loading {
             return;

@@ -242,7 +242,7 @@ impl ControllerStateMachine {
         for other in referred_apps {
             self.reconcile_app(&other, now);
         }
-        self.check_targets(&named_apps);
+        self.check_slices_of_apps(&named_apps);
     }
 
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {

@@ -149,8 +149,8 @@ impl ControllerStateMachine {
         self.reconcile_draining_apps(now);
     }
 
-    /// Plans the apps with pods on standby on the node of an agent whose stream has begun or ended: without it, no
-    /// request may be sent to a pod that only the agent can thaw.
+    /// Plans the apps with pods on standby on the node of an agent whose stream has begun or ended. Without the stream,
+    /// no request may be sent to a pod that only the agent can thaw.
     fn handle_agent_stream(&mut self, reporter: &ComponentReplica, now: UnixMillis) {
         if reporter.role != ClientComponent::Agent {
             return;
@@ -202,9 +202,10 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Changes the reports of agents and activators, and plans the apps of the pods that are passed over since then, or no
-    /// longer.
+    /// Changes the reports of agents and activators. Plans the apps of the pods that are passed over by this change, or
+    /// no longer.
     fn update_reporters(&mut self, now: UnixMillis, change: impl FnOnce(&mut ReporterStates)) {
+        // Compared as a whole: a stream that ends may withdraw many, and a pod may still be passed over by others.
         let reporters = &mut self.cluster.pods.reporters;
         let before = reporters.passed_over_pods();
         change(reporters);

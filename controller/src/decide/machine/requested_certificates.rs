@@ -38,6 +38,7 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
+        // Even if nothing that is read has changed: the writer compares fields that the plans do not have.
         self.effects.changed_keys.extend(part_keys::request_keys(name));
         if previous == next {
             return;
@@ -46,6 +47,7 @@ impl ControllerStateMachine {
         let secret = |it: &Option<RequestedCertificate>| {
             it.as_ref().map(|it| (it.is_issued, it.is_terminating, it.secret.clone()))
         };
+        // The Secret of a request counts as named only once it is issued, and no longer than the request lasts.
         let has_other_secret = secret(&previous) != secret(&next);
         let moved = if has_other_secret { self.update_named_secrets(now) } else { BTreeSet::new() };
         let is_shared = |it: &Option<RequestedCertificate>| {

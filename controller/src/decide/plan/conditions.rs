@@ -81,7 +81,7 @@ pub(super) fn update_route(
             "RolloutInProgress",
             "A gradual rollout of the latest revision(s) is in progress.",
         )))
-    } else if let Some(status) = ingresses::unready_front(app, name, cluster) {
+    } else if let Some(status) = ingresses::unready_ingress(app, name, cluster) {
         status
     } else if app.conditions.is_true(ConditionType::RouteIngress) {
         ConditionStatus::True(None)

@@ -61,6 +61,7 @@ pub fn plan_gateway(
     gateway: &GatewayState,
 ) -> GatewayPlan {
     let class = cluster.gateway_api.classes.get(&gateway.class);
+    // One reason is stated: the class comes first, since all its Gateways have that fault.
     let refusal = if class.is_some_and(|it| it.has_parameters) {
         Some(("InvalidParameters", "its GatewayClass is not accepted".to_owned()))
     } else if gateway.has_parameters {
@@ -83,6 +84,7 @@ pub fn plan_gateway(
             let message = "no listener can be served";
             PlannedCondition::failed("Accepted", "ListenersNotValid", message)
         }
+        // Still true, with this reason: the other listeners are served, as the specification wants it.
         None if unusable > 0 => PlannedCondition {
             message: "not all listeners can be served".to_owned(),
             ..PlannedCondition::met("Accepted", "ListenersNotValid")
@@ -109,6 +111,7 @@ fn plan_listener(
     let accepted = plan_acceptance(listener);
     let is_same =
         |it: &&ListenerSpec| (it.port, &it.hostname) == (listener.port, &listener.hostname);
+    // Both are refused: to serve one of them would let the order of the list decide.
     let conflicted = if gateway.listeners.iter().filter(is_same).count() > 1 {
         let message = "another listener of the Gateway has this port and host".to_owned();
         PlannedCondition { message, ..PlannedCondition::met("Conflicted", "HostnameConflict") }
@@ -116,10 +119,11 @@ fn plan_listener(
         PlannedCondition::failed("Conflicted", "NoConflicts", "")
     };
     let kinds = taken_kinds(listener);
-    let certificate = certificates::listener_certificate(cluster, name, listener);
-    let is_certified = !accepted.is_true || certificate.is_ok();
-    let state = certificate.and_then(|it| certificates::check_certificate(cluster, it.as_ref()));
-    let is_route = |it: &RouteGroupKind| GatewayRouteKind::ALL.iter().any(|kind| names(it, *kind));
+    let certificates = certificates::listener_certificates(cluster, name, listener);
+    let is_certified = *listener.protocol != *HTTPS || !certificates.secrets.is_empty();
+    let state = certificates::check_certificates(cluster, certificates);
+    let is_route =
+        |it: &RouteGroupKind| GatewayRouteKind::ALL.iter().any(|kind| names_kind(it, *kind));
     let resolved = match (listener.kinds.iter().find(|it| !is_route(it)), state) {
         (Some((_, kind)), _) => {
             let message = format!("routes of kind {kind} are not supported");
@@ -130,6 +134,7 @@ fn plan_listener(
         }
         (None, Ok(()) | Err(_)) => PlannedCondition::met("ResolvedRefs", "ResolvedRefs"),
     };
+    // Without `resolved`: a listener that also names an unsupported kind serves routes of the other kinds.
     let is_usable =
         accepted.is_true && !conflicted.is_true && !kinds.is_empty() && is_certified && !is_refused;
     let programmed = if is_usable && resolved.is_true {
@@ -144,7 +149,8 @@ fn plan_listener(
 /// Group and kind of routes, as a listener names them.
 type RouteGroupKind = (Box<str>, Box<str>);
 
-fn names((group, name): &RouteGroupKind, kind: GatewayRouteKind) -> bool {
+/// Returns true if a listener's group and kind are those of this kind of routes.
+fn names_kind((group, name): &RouteGroupKind, kind: GatewayRouteKind) -> bool {
     **group == *GATEWAY_GROUP && **name == *kind.name()
 }
 
@@ -154,7 +160,7 @@ fn taken_kinds(listener: &ListenerSpec) -> &'static [GatewayRouteKind] {
         return &[];
     }
     let named = &listener.kinds;
-    let takes = |kind| named.is_empty() || named.iter().any(|it| names(it, kind));
+    let takes = |kind| named.is_empty() || named.iter().any(|it| names_kind(it, kind));
     match (takes(GatewayRouteKind::Http), takes(GatewayRouteKind::Grpc)) {
         (true, true) => &GatewayRouteKind::ALL,
         (true, false) => &[GatewayRouteKind::Http],
@@ -234,14 +240,15 @@ fn host_entry_at(
     }
     rules.sort_by_cached_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
-    let certificate = certificates::host_certificate(cluster, listeners, key);
+    let certificates = certificates::host_certificates(cluster, listeners, key);
     let reserved_hosts = hosts::reserved_hosts(cluster, key);
-    Some(GatewayHostEntry { key: key.clone(), rules, certificate, reserved_hosts })
+    Some(GatewayHostEntry { key: key.clone(), rules, certificates, reserved_hosts })
 }
 
-/// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches: exact paths,
-/// long prefixes, a method, more headers, more parameters, older routes, `namespace/name`, and the order in the route.
-/// The order of GRPCRoutes is the same: of calls that fit, a method has the exact path, and all have one service.
+/// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches. Exact paths
+/// come first, then long prefixes, a method, more headers, more parameters, older routes, `namespace/name`, and the
+/// order in the route. It is also that of GRPCRoutes: a rule for a method is an exact path, and one for a service a
+/// prefix.
 fn precedence((created, at, rule): &(UnixMillis, usize, &HttpRule)) -> impl Ord + use<> {
     let is_exact = matches!(rule.path, PathMatch::Exact(_));
     let length = match &rule.path {

@@ -1,5 +1,5 @@
-//! Pure: Routes whose public hosts another ingress fronts (knative/serving `pkg/reconciler/route` at 98e5ef9): the class
-//! in force, the spec of the Ingress, and the status that follows from it.
+//! Pure: Routes whose public hosts another ingress fronts → the class in force, the spec of the Ingress, and the status
+//! that follows from it (knative/serving `pkg/reconciler/route` at 98e5ef9).
 //!
 //! A change of the class loses no request of a host that was served. The gateway keeps the host until the other ingress
 //! is ready, and has it again before the Ingress is deleted.
@@ -56,12 +56,12 @@ pub fn wanted_class<'a>(app: &'a AppState, cluster: &'a ClusterState) -> Option<
 /// Returns true if another ingress may send requests to the Revisions of an app, by their own Services. Until its
 /// Ingress is deleted, it may do so after a change of the class, too.
 pub fn is_fronted(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> bool {
-    let has_front = |route: &NamespacedName, app: &AppState| {
+    let has_ingress = |route: &NamespacedName, app: &AppState| {
         wanted_class(app, cluster).is_some() || cluster.ingresses.by_name.contains_key(route)
     };
     let referring = cluster.names.referring_apps.get(name).into_iter().flatten();
     let mut others = referring.filter_map(|route| Some((route, &**cluster.apps.get(route)?)));
-    has_front(name, app) || others.any(|(route, app)| has_front(route, app))
+    has_ingress(name, app) || others.any(|(route, app)| has_ingress(route, app))
 }
 
 /// Returns true if Rouse's gateway serves the public hosts of a Route.
@@ -69,9 +69,13 @@ pub(super) fn is_served_by_gateway(app: &AppState) -> bool {
     app.route.as_ref().is_none_or(|it| it.ingress_class.is_none())
 }
 
-/// Sets the class of the ingress that fronts a Route now. Where the gateway serves requests, it goes on until the other
-/// ingress is ready. A Route without traffic has no request that could be lost, and is never opened at the gateway.
-pub(super) fn update_front(app: &mut AppState, name: &NamespacedName, cluster: &ClusterState) {
+/// Sets the class in force of a Route. While the gateway serves the Route, it goes on until the other ingress is ready.
+/// A Route without traffic has no request that could be lost, so that the wanted class is in force at once.
+pub(super) fn update_ingress_class(
+    app: &mut AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) {
     let wanted: Option<Box<str>> = wanted_class(app, cluster).map(Into::into);
     let spec = wanted.as_ref().and_then(|_| ingress_spec(app, name, cluster));
     let readiness = wanted
@@ -81,13 +85,14 @@ pub(super) fn update_front(app: &mut AppState, name: &NamespacedName, cluster: &
     let is_ready = matches!(readiness, Some(ConditionStatus::True(_)));
     let is_served = !app.traffic().is_empty();
     let Some(route) = &mut app.route else { return };
+    // Back to the gateway there is no wait: it serves the hosts from the next RouteTable on, before the Ingress goes.
     let waits = route.ingress_class.is_none() && is_served && !is_ready;
     route.ingress_class = wanted.filter(|_| !waits);
 }
 
 /// Returns the status of a Route's `IngressReady` while another ingress fronts it and is not ready; `None`: the Route
 /// waits for no other ingress.
-pub(super) fn unready_front(
+pub(super) fn unready_ingress(
     app: &AppState,
     name: &NamespacedName,
     cluster: &ClusterState,
@@ -140,6 +145,7 @@ fn own_ingress<'a>(
 ) -> Option<&'a IngressState> {
     let uid = app.route.as_ref()?.meta.uid;
     let ingress = cluster.ingresses.by_name.get(name)?;
+    // An Ingress in deletion may still be served, but its successor has to be configured first.
     let is_own =
         ingress.owner_uid == Some(uid) && *ingress.class == *class && !ingress.is_terminating;
     is_own.then_some(ingress)
@@ -167,6 +173,7 @@ pub fn ingress_spec(
             secret_namespace: secret.namespace.to_string(),
         })
     };
+    // The other ingress reads the Secrets itself, so that only their names are passed on.
     let tls = public.flat_map(|it| &it.hosts).filter_map(certificate).collect();
     let http_protocol = key::HTTP_PROTOCOL.iter().find_map(|key| app.route_annotation(key));
     let is_redirected = is_http_redirected(http_protocol, cluster);
@@ -174,8 +181,8 @@ pub fn ingress_spec(
     Some(KnativeIngressSpec { http_option: http_option.into(), rules, tls })
 }
 
-/// Returns the rules of a Route's own name, or of that of a tag: one for hosts inside the cluster, and one for the
-/// public host. A name that serves raw TCP has none, since no host leads to it.
+/// Returns the rules of a Route's own name, or of a tag's. One is for hosts inside the cluster, and one for the public
+/// host. A name that serves raw TCP has none, since no host leads to it.
 fn host_rules(
     tag: Option<&str>,
     app: &AppState,
@@ -214,6 +221,7 @@ fn name_paths(
     if path.splits.is_empty() {
         return Vec::new();
     }
+    // Without the feature the pods get no headers about tags, as in Knative.
     if features.tag_header_based_routing != Flag::Enabled {
         return vec![path];
     }
@@ -228,6 +236,7 @@ fn name_paths(
     };
     let tags = route_tags(app).into_iter().flatten();
     let tags = tags.filter(|tag| !serves_tcp(app, name, Some(*tag), cluster));
+    // In Knative's order. The last path has no header to match, and takes all other requests.
     tags.map(by_header).chain([path]).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Pure: certificates that the platform requests for the hosts of Routes, DomainMappings and namespaces.
 //!
-//! As in Knative (knative/serving `pkg/reconciler/route/route.go`, `…/domainmapping` and `…/nscert`), but no host of its
-//! own is requested while the certificate of its namespace is on its way.
+//! As in Knative (knative/serving `pkg/reconciler/route/route.go`, `…/domainmapping` and `…/nscert`), with one
+//! exception. While the certificate of a namespace is on its way, none is requested for a host of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -190,7 +190,7 @@ pub fn mapping_certificate(
 }
 
 /// Returns the mapping that owns the requested certificate of a host: the present owner while it may be, else the
-/// oldest. `None`: none is requested, since a mapping of the host names a Secret, the namespace may not use the host, or
+/// oldest. `None`: none is requested. Then a mapping of the host names a Secret, the namespace may not use the host, or
 /// the host has a wildcard, which no authority checks by HTTP.
 fn request_lead<'a>(
     cluster: &'a ClusterState,

@@ -80,7 +80,7 @@ pub(super) fn route_subjects(
     out
 }
 
-/// Returns a pod as a subject of the RouteTable; `None` once it has been told to stop on the local node.
+/// Returns a pod as a subject of the RouteTable; `None` once it was asked to stop on the local node.
 pub(super) fn pod_subject(
     pod: &cluster_state::RevisionPod,
     revision: &AppRevision,
@@ -329,8 +329,8 @@ fn gateway_rules(
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 
-/// Returns the rules of a name that serves raw TCP: its domains, challenges for their certificates, and its gateway port,
-/// which only a Route's own name may have.
+/// Returns the rules of a name that serves raw TCP: its domains, challenges for their certificates, and its gateway
+/// port. Only a Route's own name may have a gateway port.
 fn tcp_gateway_rules(
     allocation: &RouteNameAllocation,
     app: &AppState,
@@ -382,6 +382,7 @@ fn challenges(
     if cluster.requests.challenges.is_empty() || !requested_certificates::is_enabled(cluster) {
         return Vec::new();
     }
+    // A host that is too long for a common name is requested with a short one, which authorities then check, too.
     let own = public_host(allocation.tag.as_deref(), app, name, cluster);
     let is_short = |host: &str, own: &str| {
         host.strip_prefix("k.")

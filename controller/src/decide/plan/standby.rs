@@ -67,8 +67,8 @@ fn counts_as_frozen(pod: &RevisionPod, context: &RevisionPlanContext<'_>) -> boo
     }
 }
 
-/// Returns true if a pod may be frozen, and its agent has had no stream of reports for `standby-agent-timeout` or an
-/// activator passes the pod over. No other component would thaw the pod, so no request may be sent there.
+/// Returns true if a pod may be frozen and no agent thaws it, so that no request may be sent there. Either its agent
+/// has had no stream of reports for `standby-agent-timeout`, or an activator passes the pod over.
 fn is_unreachable(
     pod: &RevisionPod,
     context: &RevisionPlanContext<'_>,
@@ -246,8 +246,8 @@ fn update_stop(
     }
 }
 
-/// Returns the reason for which the standby of a Revision has to stop: a pod that cannot be frozen, one that did not
-/// get its resource requests back, or one that was frozen for the longest time.
+/// Returns the reason for which the standby of a Revision has to stop. A pod cannot be frozen, did not get its resource
+/// requests back, or was frozen for the longest time.
 fn find_stop_reason(
     revision: &AppRevision,
     context: &RevisionPlanContext<'_>,

@@ -59,15 +59,15 @@ impl AppState {
         self.service.as_ref().is_some_and(|it| it.is_terminating)
     }
 
-    /// Returns true if all child objects end with the Service. On Kubernetes each object is deleted on its own: below a
-    /// Service that is deleted with `--cascade=orphan`, or that others' finalizers keep, everything stays and serves.
+    /// Returns true if all child objects end with the Service. On Kubernetes each object is deleted on its own. All of
+    /// them stay and serve if the Service is deleted with `--cascade=orphan`, or kept by finalizers of others.
     pub fn cascades_deletion(&self, platform: PlatformKind) -> bool {
         // The local node has no `--cascade` and no finalizers.
         platform == PlatformKind::Local && self.is_terminating()
     }
 
-    /// Returns true if a Revision exists that needs no Configuration: it is an orphan, or was observed first, since each
-    /// kind has a watch of its own.
+    /// Returns true if a Revision exists that needs no Configuration. It is an orphan, or was observed before its
+    /// Configuration, since each kind has a watch of its own.
     pub fn has_lone_revision(&self) -> bool {
         let mut revisions = self.revisions.iter().filter(|it| it.meta.exists() && !it.is_deleted);
         revisions.any(|it| it.is_orphan || !self.is_configuration_deleted)

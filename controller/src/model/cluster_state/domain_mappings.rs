@@ -12,7 +12,7 @@ use crate::model::knative::key;
 /// Domains of users, with the namespaces that own them.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedDomains {
-    /// DomainMappings by name.
+    /// DomainMappings of all namespaces, by name.
     pub mappings: BTreeMap<NamespacedName, DomainMappingState>,
     /// DomainMappings by the name that they map their domain to.
     pub mappings_by_target: BTreeMap<NamespacedName, BTreeSet<NamespacedName>>,
@@ -60,8 +60,8 @@ impl ObservedDomains {
 
     /// Returns the path rule of a mapping. `None`: it has the host for itself, which has no wildcard.
     ///
-    /// Also a mapping of all paths has a rule if another mapping of the host has a prefix, since an activator of an
-    /// earlier release would serve the whole host by it.
+    /// Also a mapping of all paths has a rule if another mapping of the host has a prefix. Without a rule, an activator
+    /// of an earlier release would serve the whole host by it.
     pub fn path_rule(&self, namespace: &str, domain: &DomainSpec) -> Option<PathRule> {
         let mut all = self.mappings_of_host(namespace, &domain.host).into_iter();
         let is_ruled = wildcard_suffix(&domain.host).is_some()
@@ -129,6 +129,7 @@ impl DomainSpec {
             value: value.to_owned(),
             rule,
         };
+        // All faults are collected, so that a user can mend them at once.
         let mut faults = Vec::new();
         if let Some(host) = host.filter(|it| !is_host_pattern(it)) {
             let rule =
@@ -181,7 +182,7 @@ fn is_host_pattern(text: &str) -> bool {
     host.contains('.') && is_dns_subdomain(host)
 }
 
-/// A DomainMapping.
+/// DomainMapping, with the Secrets that its host has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DomainMappingState {
     /// Metadata of the DomainMapping object.

@@ -44,11 +44,11 @@ pub struct ObservedGatewayApi {
     pub addresses: Vec<GatewayServiceAddress>,
     /// Hosts that listeners and routes have now, each with the routes that have rules for it.
     pub hosts: BTreeMap<GatewayHostKey, BTreeSet<GatewayRouteId>>,
-    /// Hosts that routes have at listeners, also where another route keeps them from it.
+    /// Hosts that routes claim at listeners, whether the route gets them or is rejected there.
     pub claims: HostClaims,
 }
 
-/// A GatewayClass that chooses Rouse.
+/// GatewayClass that chooses Rouse.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayClassState {
     /// Metadata of the object.
@@ -61,7 +61,7 @@ pub struct GatewayClassState {
     pub planned_since: UnixMillis,
 }
 
-/// A Gateway.
+/// Gateway of any class, with its listeners.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayState {
     /// Metadata of the object.
@@ -115,13 +115,13 @@ pub struct ListenerTls {
 pub enum AllowedNamespaces {
     /// The namespace of the Gateway.
     Same,
-    /// All namespaces.
+    /// All namespaces of the cluster.
     All,
     /// Namespaces with these labels; `None`: the selector cannot be read, and selects none.
     Selected(Option<Selector>),
 }
 
-/// An HTTPRoute or a GRPCRoute.
+/// HTTPRoute or GRPCRoute, with its last plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayRouteState {
     /// Metadata of the object.
@@ -168,7 +168,7 @@ pub struct RouteRuleSpec {
     pub redirect: Option<RequestRedirect>,
     /// Change of the URL of requests; `None`: it stays.
     pub rewrite: Option<UrlRewrite>,
-    /// Timeouts of requests.
+    /// Timeouts that the rule states for its requests.
     pub timeouts: RuleTimeouts,
     /// Backends that share the requests by weight.
     pub backends: Vec<BackendSpec>,
@@ -177,7 +177,7 @@ pub struct RouteRuleSpec {
 /// Match of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteMatchSpec {
-    /// Paths that fit.
+    /// Path or prefix that a request must have.
     pub path: PathMatch,
     /// Method that fits; `None`: all methods.
     pub method: Option<String>,
@@ -241,7 +241,7 @@ pub enum BackendProtocol {
 pub struct GatewayServiceAddress {
     /// True for a host name, false for an IP address.
     pub is_hostname: bool,
-    /// The address.
+    /// Host name or IP address, as text.
     pub value: Box<str>,
 }
 
@@ -267,7 +267,7 @@ pub struct PlannedCondition {
     pub is_true: bool,
     /// Reason in one word.
     pub reason: &'static str,
-    /// Explanation for users.
+    /// Explanation for users; empty: the reason is enough.
     pub message: String,
 }
 
@@ -325,8 +325,8 @@ impl ObservedGatewayApi {
         self.routes.iter().filter(|(_, it)| names_it(it)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Returns true if a grant of the namespace of `to` lets objects of the Gateway API of this kind and namespace name
-    /// the object `to`, which is of a kind of the core group.
+    /// Returns true if a ReferenceGrant lets objects of the Gateway API, of this kind and namespace, name the object
+    /// `to`. The grant is in the namespace of `to`, whose kind is one of the core group.
     pub fn is_granted(
         &self,
         (from_kind, from): (&str, &str),

@@ -92,7 +92,8 @@ pub struct NetworkConfig {
     /// `rouse.dev.proxy-protocol`, default false; `rouse.dev.upgrades`, protocols besides WebSocket separated by
     /// commas, default none; `rouse.dev.underscores-in-headers`, default false; `rouse.dev.https-port`, the port of
     /// redirects to HTTPS, default that of the activator; `rouse.dev.hsts`, `Strict-Transport-Security`, default none;
-    /// `rouse.dev.tls-min-version`, default 1.2; `rouse.dev.tls-ciphers`, IANA names separated by commas, default all.
+    /// `rouse.dev.tls-min-version`, default 1.2; `rouse.dev.tls-ciphers`, IANA names separated by commas, default all;
+    /// `rouse.dev.tls-strict-sni`, default false.
     /// `rouse.dev.tcp-idle-timeout`, the idle deadline of raw TCP from outside, default none.
     /// `rouse.dev.trusted-ingresses`, networks whose headers choose a Revision, default none. Its `certificates` are
     /// empty here.
@@ -464,6 +465,7 @@ fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     it.https_port = read_https_port(keys);
     it.hsts = read_hsts(keys);
     it.tls = read_tls(keys);
+    keys.read_bool("rouse.dev.tls-strict-sni", &mut it.is_sni_strict);
     it.tcp_idle_timeout = read_tcp_idle_timeout(keys);
     it.trusted_ingresses = read_trusted_ingresses(keys);
     it

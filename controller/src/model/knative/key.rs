@@ -64,8 +64,8 @@ pub const INGRESS_CLASS: [&str; 2] =
 pub const CLASS_OF_INGRESS: &str = "networking.knative.dev/ingress.class";
 /// Annotation of an Ingress: hash of its spec.
 pub const INGRESS_SPEC: &str = "rouse.dev/ingress-spec";
-/// Annotation in a Route's status: the class of another ingress that fronts its public hosts.
-pub const FRONT_CLASS: &str = "rouse.dev/ingress-class";
+/// Annotation in a Route's status: the class in force of another ingress that fronts its public hosts.
+pub const CLASS_IN_FORCE: &str = "rouse.dev/ingress-class";
 /// Implementation that issues certificates.
 pub const CERTIFICATE_CLASS: [&str; 2] =
     ["networking.knative.dev/certificate-class", "networking.knative.dev/certificate.class"];

@@ -129,9 +129,9 @@ pub struct KnativeIngressSpec {
     /// Treatment of plain HTTP from outside: `Enabled` or `Redirected`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub http_option: String,
-    /// Rules of hosts.
+    /// Rules, each for some of the hosts.
     pub rules: Vec<IngressHostRule>,
-    /// Certificates of hosts.
+    /// Certificates, each for some of the hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tls: Vec<IngressTls>,
 }
@@ -158,7 +158,7 @@ pub enum IngressVisibility {
     ClusterLocal,
 }
 
-/// Paths of hosts.
+/// Paths of the hosts of one rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IngressHttpRule {
@@ -253,7 +253,7 @@ pub struct IngressLoadBalancer {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IngressAddress {
-    /// IP address.
+    /// IP address of the load balancer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ip: String,
     /// Host name outside the cluster.

@@ -58,6 +58,7 @@ pub fn resolve_probe_ports(container: &mut Container, port: i32) {
         &mut container.readiness_probe,
         &mut container.startup_probe,
     ];
+    // A number stays: it may be a port for health checks alone.
     let missing = ReplacedPorts::WithoutNumber;
     probes.into_iter().flatten().for_each(|probe| set_probe_port(probe, port, missing));
 }
@@ -67,7 +68,7 @@ pub fn resolve_probe_ports(container: &mut Container, port: i32) {
 pub(crate) enum ReplacedPorts {
     /// Ports that are names or 0.
     WithoutNumber,
-    /// All ports.
+    /// All ports, also those with a number.
     All,
 }
 

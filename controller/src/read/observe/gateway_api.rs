@@ -39,7 +39,7 @@ pub fn read_gateway_class(object: &Value) -> Option<GatewayClassState> {
     })
 }
 
-/// Reads a Gateway.
+/// Reads a Gateway of any class, which is planned later.
 pub fn read_gateway(object: &Value) -> GatewayState {
     let (name, spec) = (object_name(object), &object["spec"]);
     let mut written = read_written(&object["status"], "");
@@ -54,6 +54,7 @@ pub fn read_gateway(object: &Value) -> GatewayState {
         listeners: array_items(&spec["listeners"])
             .map(|it| {
                 let mut listener = read_listener(it, &name.namespace);
+                // Newer versions of the API state at the Gateway what older ones state at the listener.
                 let is_asked =
                     asks_for_client_certificates(&spec["tls"]["frontend"], listener.port);
                 if let Some(tls) = listener.tls.as_mut().filter(|_| is_asked) {
@@ -161,7 +162,7 @@ fn read_parent(reference: &Value, own_namespace: &str) -> ParentReference {
     }
 }
 
-/// Reads a ReferenceGrant.
+/// Reads a ReferenceGrant, whose groups and kinds are kept as text.
 pub fn read_reference_grant(object: &Value) -> ReferenceGrant {
     let field = |it: &Value, field: &str| -> Box<str> { text(&it[field]).into() };
     let from = |it: &Value| (field(it, "group"), field(it, "kind"), field(it, "namespace"));

@@ -81,6 +81,7 @@ pub fn read_user_service(object: &Value) -> Option<UserService> {
         refusal: None,
         is_terminating: is_terminating(object),
     };
+    // A refused Service is still read as a whole, since conditions of its PodAutoscaler name the reason.
     service.refusal =
         annotation_refusal(wish, &annotations).or_else(|| spec_refusal(&service, spec));
     Some(service)

@@ -188,6 +188,7 @@ fn check_template(
     };
     let at = format!("{AT}.metadata");
     let meta: ObjectMeta = parse_typed(template.get("metadata"), &at, problems);
+    // The API server checks only the metadata of the object itself, and would refuse that of the pods much later.
     apiserver_rules::check_template_metadata(&template["metadata"], &at, problems);
     let spec = revision_template::parse_revision_spec(
         template.get("spec"),

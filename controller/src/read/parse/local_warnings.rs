@@ -15,6 +15,7 @@ pub(super) fn warn_ignored_settings(meta: &ObjectMeta, pod: &PodSpec, warnings: 
     let mut warn_no_effect = |at: &str, field: &str, reason: &str| {
         warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
     };
+    // Errors would keep a manifest of a cluster from the local node, so these are warnings.
     let annotations = meta.annotations.iter().flat_map(|it| it.keys());
     for name in annotations.filter(|it| key::ROLLOUT_DURATION.contains(&it.as_str())) {
         warn_no_effect(&format!("metadata.annotations.{name}"), name, "all traffic moves at once");

@@ -1,5 +1,7 @@
-//! Pure: warnings about settings that have no effect because of the protocol: those of HTTP on a Revision that speaks raw
-//! TCP, a gateway port on one that does not, and those of the gateway's TLS on a host whose TLS is passed through.
+//! Pure: warnings about settings that have no effect because of the protocol.
+//!
+//! Settings of HTTP have none on a Revision that speaks raw TCP, and a gateway port has none on one that does not.
+//! Settings of the gateway's TLS have none on a host whose TLS is passed through.
 
 use common::wire::AppProtocol;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,7 +12,7 @@ use crate::model::{
     problem::Problem,
 };
 
-/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`, and of a gateway
+/// Warns of settings of HTTP on a Service or Configuration whose template names the protocol `tcp`. Warns of a gateway
 /// port on one whose template does not. `meta` is the metadata of the object, `template` that of its template, and
 /// `spec` the spec of its template.
 pub(super) fn warn_http_settings(
@@ -25,6 +27,7 @@ pub(super) fn warn_http_settings(
         warnings.push(Problem::new(at, format!("{field} has no effect: {reason}")));
     };
     let annotations = meta.annotations.iter().flat_map(|all| all.keys());
+    // A protocol that is not known is refused elsewhere, and counts as HTTP here.
     if !is_tcp {
         for name in annotations.filter(|it| *it == key::GATEWAY_PORT) {
             warn(format!("metadata.annotations.{name}"), name, "only raw TCP has a gateway port");

@@ -74,9 +74,9 @@ pub fn has_revision_label(object: &Value) -> bool {
     json::label(object, key::REVISION_UID).is_some()
 }
 
-/// Returns the scopes of all watches but those that begin later: the pods that NetworkPolicies may admit, with the
-/// first policy that selects pods, [`workload_scopes`], [`request_scopes`], [`cert_manager_scopes`],
-/// [`gateway_scopes`], [`grpc_route_scopes`] and [`ingress_scopes`].
+/// Returns the scopes of the watches that begin at the start. Later begin [`workload_scopes`], [`request_scopes`],
+/// [`cert_manager_scopes`], [`gateway_scopes`], [`grpc_route_scopes`] and [`ingress_scopes`]. So does the watch of the
+/// pods that NetworkPolicies may admit, with the first policy that selects pods.
 ///
 /// All Kubernetes Services are watched, so that a conflicting one is known before a write. Pods have two watches:
 /// Revision pods in every namespace, and all pods of the system namespace, where Rouse's own components run.
@@ -364,6 +364,7 @@ pub const fn user_parts(resource: ResourceKind) -> TrimmedParts {
             ),
             ("status", POD_STATUS),
         ],
+        // All other kinds are read in the same way, whether a user or the controller made the object.
         other => trimmed_parts(other),
     }
 }

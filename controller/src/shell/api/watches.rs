@@ -44,13 +44,13 @@ pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(5);
 pub enum WatchUpdate {
     /// A full list of this scope begins.
     ListBegun(Arc<WatchScope>),
-    /// An object exists.
+    /// An object exists, or has changed.
     Object {
         resource: ResourceKind,
         name: NamespacedName,
         /// Record that the writer keeps of the object.
         observed: ObservedObject,
-        /// The object, trimmed.
+        /// The object without the fields that are not read.
         object: Box<Value>,
     },
     /// An object was deleted, or has left this scope.

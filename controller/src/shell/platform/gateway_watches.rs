@@ -26,27 +26,27 @@ const PRESENCE_INTERVAL: Duration = Duration::from_secs(60);
 
 impl KubernetesPlatform {
     /// Waits for the kinds of the Gateway API and follows their objects, without an end. Sets `listed` once all objects
-    /// are listed, or at the first answer of the API server that it has no such kinds or forbids to list one.
+    /// are listed. Sets it too if the API server answers that it has no such kinds, or forbids to list one.
     pub(super) async fn watch_gateways(&self, listed: OnceSignal, shutdown: &CancellationToken) {
-        // Some of the kinds alone would be taken for a whole: without ReferenceGrants, nothing is granted.
+        // All or none: with routes but no ReferenceGrants, a grant that exists would count as missing.
         self.wait_for_kinds(&GATEWAY_KINDS, || listed.set()).await;
         info!("the Gateway API is installed: its objects are followed");
-        let (gateways_listed, calls_known) = (OnceSignal::new(), OnceSignal::new());
+        let (gateways_listed, grpc_routes_known) = (OnceSignal::new(), OnceSignal::new());
         let gateways = self.follow_scopes(gateway_scopes(), shutdown, || gateways_listed.set());
-        let calls = self.follow_grpc_routes(&calls_known, shutdown);
-        // Hosts of GRPCRoutes would be served no more until these are listed, too.
+        let grpc_routes = self.follow_grpc_routes(&grpc_routes_known, shutdown);
+        // Without the GRPCRoutes, a new leader would take their hosts out of the RouteTable until they are listed.
         let all_known = async {
             gateways_listed.wait().await;
-            calls_known.wait().await;
+            grpc_routes_known.wait().await;
             listed.set();
         };
-        tokio::join!(gateways, calls, all_known);
+        tokio::join!(gateways, grpc_routes, all_known);
         // The watches end with the replica, which the caller ends.
         std::future::pending().await
     }
 
     /// Waits for the kind of GRPCRoutes, which a cluster with all other kinds may lack, and follows its objects. Sets
-    /// `known` as [`watch_gateways`](Self::watch_gateways) sets its signal.
+    /// `known` once they are listed, or if the API server answers that it has no such kind or forbids to list it.
     async fn follow_grpc_routes(&self, known: &OnceSignal, shutdown: &CancellationToken) {
         self.wait_for_kinds(&[ResourceKind::GrpcRoute], || known.set()).await;
         self.follow_scopes(grpc_route_scopes(), shutdown, || known.set()).await;

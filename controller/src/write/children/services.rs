@@ -56,8 +56,8 @@ pub fn private_service(revision: &RevisionView<'_>) -> ChildObject {
     revision_service(revision, private_service_name(revision.name), "Private", spec)
 }
 
-/// Builds the Service that carries the Revision's name, without a selector. kube-proxy reads the port of its slices, but
-/// net-kourier the target port of the Service. Behind an ingress, slices list activators only.
+/// Builds the Service that carries the Revision's name, without a selector. `kube-proxy` reads the port of its slices,
+/// and net-kourier the target port of the Service. Behind an ingress, slices list activators only.
 pub fn public_service(revision: &RevisionView<'_>) -> ChildObject {
     let spec = ServiceSpec {
         ports: Some(vec![service_port(revision.protocol(), INTERNAL_PORT.into())]),
@@ -168,8 +168,8 @@ impl PlaceholderSpec<'_> {
         annotations
     }
 
-    /// Value of `appProtocol` of the name's port. The port's name stays the same whatever the protocol: kube-proxy finds
-    /// the slices of a Service by it, and both objects never change at the same moment.
+    /// Value of `appProtocol` of the name's port. The port's name stays the same whatever the protocol. `kube-proxy`
+    /// finds the slices of a Service by it, and both objects never change at the same moment.
     pub(super) fn app_protocol(&self) -> Option<&'static str> {
         self.serves_tcp.then_some(AppProtocol::Tcp).and_then(app_protocol)
     }

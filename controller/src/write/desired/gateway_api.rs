@@ -42,7 +42,7 @@ pub(super) fn gateway_status(cluster: &ClusterState, key: &ObjectPartKey) -> Des
             let gateway = gateway_api.gateways.get(&key.name).filter(|it| gateway_api.is_own(it));
             gateway.map(|it| render_gateway(cluster, key, it))
         }
-        other => GatewayRouteKind::of(other).and_then(|kind| {
+        other => GatewayRouteKind::of_resource(other).and_then(|kind| {
             let id = GatewayRouteId { kind, name: key.name.clone() };
             gateway_api.routes.get(&id).and_then(render_route)
         }),

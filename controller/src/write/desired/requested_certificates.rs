@@ -57,7 +57,7 @@ pub(super) fn certificate_part(cluster: &ClusterState, key: &ObjectPartKey) -> D
     }
 }
 
-/// Returns true if a certificate belongs to another DomainMapping than the one that wants it: one that has left the
+/// Returns true if a certificate belongs to another DomainMapping than the one that wants it. Its owner has left the
 /// host or requests nothing for it any more.
 fn has_former_owner(cluster: &ClusterState, wanted: &WantedCertificate) -> bool {
     if !matches!(wanted.owner, CertificateOwner::Mapping(_)) {
@@ -140,6 +140,7 @@ fn issued_body(cluster: &ClusterState, wanted: &WantedCertificate) -> DesiredSta
     if cluster.requests.cert_manager != CertManagerPresence::Present {
         return DesiredState::Unmanaged;
     }
+    // The request is the owner, so it has to exist first. Its status states why there are no terms.
     let Some(request) = own_request(cluster, wanted) else { return DesiredState::Unmanaged };
     let Ok((common_name, hosts, issuer)) = issue_terms(cluster, wanted) else {
         return DesiredState::Unmanaged;
@@ -185,6 +186,7 @@ fn issue_terms<'a>(
     wanted: &WantedCertificate,
 ) -> Result<(String, Vec<String>, &'a CertManagerIssuer), (&'static str, String)> {
     let (host, domain) = (&wanted.host, &wanted.domain);
+    // The texts are those of net-certmanager, by which users search.
     let too_long = |what: String| {
         Err(("CommonName Too Long", format!("error creating cert-manager certificate: {what}")))
     };

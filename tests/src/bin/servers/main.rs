@@ -1,10 +1,12 @@
-//! Executable `servers`: the servers of the kernel tier's table that are written in Rust: hyper's and tonic's.
+//! Executable `servers`: the servers of the kernel tier's table that are written in Rust, which are those of hyper and
+//! tonic, and a client with the pool of hyper-util.
 //!
-//! tests/servers/README.md describes the requirements of a server.
+//! tests/servers/README.md describes the requirements of a server and of such a client.
 #![allow(clippy::print_stderr, reason = "a program's errors are for its user")]
 
 mod grpc;
 mod http;
+mod pools;
 mod request_record;
 
 use std::process::ExitCode;
@@ -24,13 +26,19 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> Result<()> {
-    let role = std::env::args().nth(1).unwrap_or_default();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["http"] => http::serve(listen().await?).await,
+        ["grpc"] => grpc::serve(listen().await?).await,
+        ["rounds", url, workers] => pools::run(url, workers).await,
+        _ => bail!("usage: servers http | grpc | rounds URL WORKERS"),
+    }
+}
+
+/// Listens on the address of the server's environment.
+async fn listen() -> Result<TcpListener> {
     let address = std::env::var("ADDRESS").context("ADDRESS is not set")?;
     let listener = TcpListener::bind(&address).await;
-    let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
-    match role.as_str() {
-        "http" => http::serve(listener).await,
-        "grpc" => grpc::serve(listener).await,
-        other => bail!("there is no role `{other}`: http or grpc"),
-    }
+    listener.with_context(|| format!("cannot listen on {address}"))
 }

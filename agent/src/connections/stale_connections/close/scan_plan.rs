@@ -9,7 +9,10 @@ use std::{
 use common::link::error_chain;
 use tracing::warn;
 
-use super::{ClientScanScope, DrainingAddress, StaleConnectionCloser, client_namespaces};
+use super::{
+    super::recorded_clients::RecordGaps, ClientScanScope, DrainingAddress, StaleConnectionCloser,
+    client_namespaces,
+};
 use crate::{
     kernel::{maps::client_sockets::ClientSocketRecords, netns_cookies::cookie_of_socket},
     lock::lock,
@@ -25,7 +28,7 @@ pub(super) struct ScanRecords {
 }
 
 impl ScanRecords {
-    /// Uses these records. `None` if the kernel does not tell user space the cookies of namespaces (before 5.14), by which
+    /// Returns the records for scans; `None` if the kernel does not tell user space the cookies of namespaces (before 5.14), by which
     /// records name them.
     pub(super) fn new(sockets: ClientSocketRecords) -> Option<Self> {
         let own_namespace = SockDiag::open().and_then(|diag| cookie_of_socket(diag.socket()));
@@ -38,10 +41,12 @@ impl ScanRecords {
         }
     }
 
-    /// Returns the number of connects that records lack for want of memory, and true if programs of another version may
-    /// have led connections.
-    pub(super) fn read_gaps(&self) -> (u64, bool) {
-        (self.sockets.unlisted_connects(), self.sockets.has_other_versions())
+    /// Reads the gaps of the records.
+    pub(super) fn read_gaps(&self) -> RecordGaps {
+        RecordGaps {
+            unlisted_connects: self.sockets.unlisted_connects(),
+            has_other_versions: self.sockets.has_other_versions(),
+        }
     }
 }
 
@@ -49,8 +54,9 @@ impl ScanRecords {
 pub(super) struct ScanPlan {
     /// Scope of the scan. It may be another one than was due.
     pub(super) scope: ClientScanScope,
+    /// Clients that the scan enters.
     pub(super) targets: Vec<ClientScanTarget>,
-    /// Namespaces for which all clients are scanned, if there are some.
+    /// Namespaces that records name and that are not known: all clients are scanned to find them. Mostly none.
     pub(super) sought: BTreeSet<u64>,
     /// Processes whose namespace cannot be read. They may be of any client.
     pub(super) unknown: BTreeSet<u32>,
@@ -70,7 +76,7 @@ impl ScanPlan {
     }
 }
 
-/// Client to scan.
+/// Client that a round scans: its namespace, and the connections there.
 pub(super) struct ClientScanTarget {
     /// Processes in the client's namespace.
     pub(super) pids: Vec<u32>,

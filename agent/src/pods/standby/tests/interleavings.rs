@@ -140,6 +140,7 @@ impl StandbyWorld {
     }
 
     fn perform(&mut self, step: StandbyStep) {
+        // Each failed assertion names the steps that lead to it.
         self.path.push(step);
         match step {
             StandbyStep::SendRequest => {
@@ -162,6 +163,7 @@ impl StandbyWorld {
             }
             StandbyStep::TakeReading => self.take_reading(),
             StandbyStep::DeliverReading => {
+                // The oldest first: readings of one pod never overtake each other.
                 let usage = self.readings.remove(0);
                 self.send(StandbyEvent::UsageRead(usage));
             }
@@ -233,6 +235,7 @@ impl StandbyWorld {
                     let may_freeze = self.is_ordered && !self.is_stopping && self.is_armed;
                     assert!(may_freeze, "a freeze after {:?}", self.path);
                     assert!(!self.is_frozen, "a second freeze after {:?}", self.path);
+                    // The order counts at once, and the processes stop only at the end of the freeze.
                     self.is_frozen = true;
                     self.freezes.push(*number);
                 }

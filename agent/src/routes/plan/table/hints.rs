@@ -12,8 +12,8 @@ pub(super) struct HintedPods<'a> {
     /// Pods by uid, each with its address for these connects.
     pods: Vec<(&'a String, &'a PlannerPod, SocketAddr)>,
     pub(super) rule: SelectionRule,
-    /// True if pods with a standby order are left out, because other pods can take the connects.
-    passes_over_standby: bool,
+    /// True if pods with a standby order are left out, because pods without one can take the connects.
+    prefers_running: bool,
     node: NodeTopology,
 }
 
@@ -30,12 +30,12 @@ impl<'a> HintedPods<'a> {
 
     /// Returns true if the selected pods have standby orders.
     pub(super) fn are_on_standby(&self) -> bool {
-        !self.passes_over_standby && !self.pods.is_empty()
+        !self.prefers_running && !self.pods.is_empty()
     }
 
     /// Returns the reason for which a ready pod is not selected; `None` if it is.
     pub(super) fn exclusion(&self, pod: &PlannerPod) -> Option<&'static str> {
-        if self.passes_over_standby && pod.has_standby_order {
+        if self.prefers_running && pod.has_standby_order {
             return Some("is on standby, and other pods take connects");
         }
         let is_by_node = self.rule == SelectionRule::SameNode;
@@ -61,15 +61,15 @@ impl PlannerTable {
         let mut pods: Vec<_> = ready
             .filter_map(|(uid, pod)| Some((uid, pod, pod.address_for(service, is_ipv6, mapped)?)))
             .collect();
-        let passes_over_standby = pods.iter().any(|(_, pod, _)| !pod.has_standby_order);
-        if passes_over_standby {
+        let prefers_running = pods.iter().any(|(_, pod, _)| !pod.has_standby_order);
+        if prefers_running {
             pods.retain(|(_, pod, _)| !pod.has_standby_order);
         }
         let node =
             NodeTopology { name: self.cluster.node_name().clone(), zone: self.node_zone.clone() };
         // By the hints of the pods that are left, or no pod might be selected.
         let rule = SelectionRule::of_hints(pods.iter().map(|(_, pod, _)| &pod.hints), &node);
-        Some(HintedPods { pods, rule, passes_over_standby, node })
+        Some(HintedPods { pods, rule, prefers_running, node })
     }
 
     /// Sets the zone of a node; empty: it has none. Returns the numbers of the services whose lists depend on it.

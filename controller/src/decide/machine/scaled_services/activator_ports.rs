@@ -1,5 +1,5 @@
-//! Pure: ports at the activators for the ports of a scaled Service. Its PodAutoscaler records them, as a placeholder
-//! records that of a Route's name.
+//! Pure: ports at the activators for the ports of a scaled Service. Its PodAutoscaler records them, as the placeholder
+//! of a Route's name records the port of that name.
 
 use std::num::NonZeroU16;
 
@@ -20,6 +20,7 @@ pub(super) fn update_ports(
     let numbers: Vec<NonZeroU16> = ports.iter().map(|it| it.port).collect();
     let mut left = std::mem::take(&mut scaled.ports);
     cluster.allocated.unallocated_apps.remove(name);
+    // By number, so that a port that was renamed or moved keeps its place at the activators.
     for service_port in numbers {
         let own = left.iter().position(|it| it.service_port == service_port);
         let own = own.map(|at| left.swap_remove(at).activator_port);
@@ -80,6 +81,7 @@ fn follow_record(
     cluster: &mut ClusterState,
 ) -> NonZeroU16 {
     let Some(recorded) = recorded.filter(|it| *it != own && !cluster.is_leader) else { return own };
+    // Another service may still have the port here, although the leader has released it already.
     if !cluster.allocated.ports.insert(recorded.get()) {
         cluster.allocated.unallocated_apps.insert(name.clone());
         return own;

@@ -1,4 +1,4 @@
-//! Pure: certificates of listeners: their Secrets, the conditions about them, and the certificate of a host.
+//! Pure: certificates of listeners: their Secrets, the conditions about them, and the certificates of a host.
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -13,27 +13,53 @@ use crate::model::cluster_state::{ClusterState, ListenerSpec, SecretReadState};
 /// Failure of a reference to a certificate: reason and message.
 type CertificateFailure = (&'static str, String);
 
-/// Returns the Secret of a listener whose TLS the gateway ends; `None`: the listener has no TLS. It fails if the listener
-/// names no Secret, several of them, or one that it may not name.
-pub(super) fn listener_certificate(
+/// Certificates that a listener names.
+#[derive(Debug, Default)]
+pub(super) struct ListenerCertificates {
+    /// Secrets that the listener may name, in its order. None if it has no TLS.
+    pub(super) secrets: Vec<NamespacedName>,
+    /// First reference that is not valid; `None`: all of them are.
+    failure: Option<CertificateFailure>,
+}
+
+/// Returns the certificates of a listener. One with TLS that names none has a failure.
+pub(super) fn listener_certificates(
     cluster: &ClusterState,
     gateway: &NamespacedName,
     listener: &ListenerSpec,
-) -> Result<Option<NamespacedName>, CertificateFailure> {
+) -> ListenerCertificates {
+    let mut found = ListenerCertificates::default();
     if *listener.protocol != *HTTPS {
-        return Ok(None);
+        return found;
     }
-    let invalid = |message: String| Err(("InvalidCertificateRef", message));
     let named: &[(Box<str>, NamespacedName)] =
         listener.tls.as_ref().map_or(&[], |it| &it.certificates[..]);
-    let [(kind, secret)] = named else {
-        return invalid("the listener must name one certificate".to_owned());
-    };
-    if **kind != *"Secret" {
-        return invalid(format!("certificates of kind {kind} are not supported"));
+    if named.is_empty() {
+        found.failure = Some(invalid_reference("the listener must name a certificate".to_owned()));
+    }
+    for (kind, secret) in named {
+        match check_reference(cluster, gateway, kind, secret) {
+            Ok(()) if found.secrets.contains(secret) => {}
+            Ok(()) => found.secrets.push(secret.clone()),
+            // The others of the listener are served: a client of another kind of key needs only one of them.
+            Err(failure) => found.failure = found.failure.take().or(Some(failure)),
+        }
+    }
+    found
+}
+
+/// Checks that a Gateway may name a certificate.
+fn check_reference(
+    cluster: &ClusterState,
+    gateway: &NamespacedName,
+    kind: &str,
+    secret: &NamespacedName,
+) -> Result<(), CertificateFailure> {
+    if kind != "Secret" {
+        return Err(invalid_reference(format!("certificates of kind {kind} are not supported")));
     }
     if !is_secret_name(&secret.name) {
-        return invalid(format!("{:?} is no name of a Secret", secret.name));
+        return Err(invalid_reference(format!("{:?} is no name of a Secret", secret.name)));
     }
     let is_foreign = secret.namespace != gateway.namespace;
     let from = ("Gateway", gateway.namespace.as_str());
@@ -41,15 +67,28 @@ pub(super) fn listener_certificate(
         let message = format!("no ReferenceGrant lets the Gateway name Secret {secret}");
         return Err(("RefNotPermitted", message));
     }
-    Ok(Some(secret.clone()))
+    Ok(())
 }
 
-/// Checks that a certificate is in force. Without any there is nothing to check.
-pub(super) fn check_certificate(
+fn invalid_reference(message: String) -> CertificateFailure {
+    ("InvalidCertificateRef", message)
+}
+
+/// Checks that all certificates of a listener may be named, and are in force. Without any there is nothing to check.
+pub(super) fn check_certificates(
     cluster: &ClusterState,
-    secret: Option<&NamespacedName>,
+    certificates: ListenerCertificates,
 ) -> Result<(), CertificateFailure> {
-    let Some(secret) = secret else { return Ok(()) };
+    let ListenerCertificates { secrets, failure } = certificates;
+    failure.map_or(Ok(()), Err)?;
+    secrets.iter().try_for_each(|secret| check_certificate(cluster, secret))
+}
+
+/// Checks that a certificate is in force.
+fn check_certificate(
+    cluster: &ClusterState,
+    secret: &NamespacedName,
+) -> Result<(), CertificateFailure> {
     let state = cluster.certificates.by_secret.get(secret);
     let fault = match state.map(|it| &it.last_read) {
         Some(SecretReadState::InForce) => return Ok(()),
@@ -60,24 +99,24 @@ pub(super) fn check_certificate(
     };
     let is_kept = state.is_some_and(|it| it.in_force.is_some());
     let kept = if is_kept { "; its former certificate is kept" } else { "" };
-    Err(("InvalidCertificateRef", format!("Secret {secret} {fault}{kept}")))
+    Err(invalid_reference(format!("Secret {secret} {fault}{kept}")))
 }
 
 /// Returns the Secrets of all listeners of Rouse that end TLS.
 pub fn listener_secrets(cluster: &ClusterState) -> BTreeSet<NamespacedName> {
     let listeners = usable_listeners(cluster);
-    listeners.iter().filter_map(|it| secret_of(cluster, *it)).collect()
+    listeners.iter().flat_map(|it| secrets_of(cluster, *it)).collect()
 }
 
-/// Returns the Secret whose certificate a host has: that of the most specific of these listeners with TLS, of the oldest
-/// Gateway.
-pub(super) fn host_certificate(
+/// Returns the Secrets whose certificates a host has: those of the most specific of these listeners with TLS, of the
+/// oldest Gateway.
+pub(super) fn host_certificates(
     cluster: &ClusterState,
     listeners: &[UsableListener<'_>],
     key: &GatewayHostKey,
-) -> Option<NamespacedName> {
+) -> Vec<NamespacedName> {
     if !key.is_tls {
-        return None;
+        return Vec::new();
     }
     let covering = listeners.iter().filter(|it| covers(listener_host(it.spec), &key.host));
     let created = |it: &UsableListener<'_>| {
@@ -89,9 +128,9 @@ pub(super) fn host_certificate(
         let is_exact = host == key.host.as_str();
         (Reverse((is_exact, host.len())), created(it), it.gateway)
     });
-    first.and_then(|it| secret_of(cluster, *it))
+    first.map(|it| secrets_of(cluster, *it)).unwrap_or_default()
 }
 
-fn secret_of(cluster: &ClusterState, listener: UsableListener<'_>) -> Option<NamespacedName> {
-    listener_certificate(cluster, listener.gateway, listener.spec).ok().flatten()
+fn secrets_of(cluster: &ClusterState, listener: UsableListener<'_>) -> Vec<NamespacedName> {
+    listener_certificates(cluster, listener.gateway, listener.spec).secrets
 }

@@ -13,7 +13,7 @@ use crate::model::cluster_state::{ClusterState, GatewayRouteKind, ListenerSpec};
 pub(super) struct UsableListener<'a> {
     /// Gateway of the listener.
     pub(super) gateway: &'a NamespacedName,
-    /// The listener.
+    /// Settings of the listener.
     pub(super) spec: &'a ListenerSpec,
     /// Kinds of routes that it takes.
     pub(super) kinds: &'static [GatewayRouteKind],
@@ -53,6 +53,7 @@ pub(super) fn route_hosts(
     if common.is_empty() {
         return None;
     }
+    // Also by a listener of another Gateway: all share the gateway's ports, at which only the host distinguishes them.
     let is_taken = |host: &str| {
         all.iter()
             .filter(|it| it.spec.port == listener.spec.port)

@@ -26,18 +26,20 @@ const ROUTE_PORT: u16 = 80;
 /// Failure of a route at a parent, or of a reference to a backend: reason and message.
 type RouteFailure = (&'static str, String);
 
-/// Draft of a route: its parents that are Gateways of Rouse, before routes of the other kind count.
+/// Draft of a route: its listeners and hosts at the Gateways of Rouse, before routes of the other kind are considered.
 #[derive(Clone, Debug)]
 pub struct RouteDraft {
     created: UnixMillis,
     parents: Vec<ParentDraft>,
 }
 
+/// Draft of a route for one of its parents.
 #[derive(Clone, Debug)]
 struct ParentDraft {
     /// The reference as the spec has it.
     reference: Value,
     gateway: NamespacedName,
+    /// Listeners of the Gateway, or the reason for which the route is attached to none of them.
     attachments: Result<Vec<RouteAttachment>, RouteFailure>,
 }
 
@@ -69,7 +71,7 @@ impl RouteDraft {
     }
 }
 
-/// Drafts the routes of these names that exist.
+/// Drafts those of these routes that exist.
 pub fn draft_routes(
     cluster: &ClusterState,
     ids: &BTreeSet<GatewayRouteId>,
@@ -90,7 +92,8 @@ pub fn draft_routes(
     drafts.collect()
 }
 
-/// Plans routes from their drafts, whose claims are those of the cluster. The time of the plans is `now`.
+/// Plans routes from their drafts, once the claims of the drafts are in the cluster state. The time of the plans is
+/// `now`.
 pub fn finish_routes(
     cluster: &ClusterState,
     drafts: BTreeMap<GatewayRouteId, RouteDraft>,
@@ -148,6 +151,7 @@ fn drop_rejected(
     let rejections: BTreeMap<_, _> = rejections
         .filter(|(key, _)| attachments.iter().any(|attachment| attachment.key == **key))
         .collect();
+    // One rival is named, that of the first listener: the status has room for one reason.
     let Some(rival) = rejections.values().next() else { return Ok(attachments) };
     attachments.retain(|it| !rejections.contains_key(&it.key));
     if attachments.iter().all(|it| it.hosts.is_empty()) {
@@ -182,6 +186,7 @@ fn attach(
             && parent.section.as_ref().is_none_or(|section| *section == it.spec.name)
             && parent.port.is_none_or(|port| port == it.spec.port)
     };
+    // In the order of the specification's reasons: the first condition that leaves no listener is stated.
     let mut listeners: Vec<UsableListener<'_>> = all.to_vec();
     listeners.retain(is_named);
     if listeners.is_empty() {
@@ -200,6 +205,7 @@ fn attach(
         Some(RouteAttachment {
             name: listener.spec.name.clone(),
             key: listener_key(listener.spec),
+            // Against all listeners, not only those that the route names: requests know no route.
             hosts: route_hosts(&route.hostnames, listener, all)?,
         })
     });
@@ -238,6 +244,7 @@ fn plan_rules(
     let mut rules = Vec::new();
     for rule in route.rules.iter().flatten() {
         let backends = plan_backends(cluster, id, rule, &mut resolved);
+        // Each match has a precedence of its own, so that rules with several matches are divided.
         rules.extend(rule.matches.iter().map(|it| HttpRule {
             route: id.name.clone(),
             is_grpc: id.kind == GatewayRouteKind::Grpc,
@@ -283,6 +290,7 @@ fn plan_backends(
     backends
 }
 
+/// Returns the backend that a reference names. Fails with the reason of the condition `ResolvedRefs`.
 fn resolve_backend(
     cluster: &ClusterState,
     route: &GatewayRouteId,

@@ -1,4 +1,4 @@
-//! Pure: hosts that routes have at listeners, by which routes of the two kinds meet, and the rejections that follow.
+//! Pure: hosts that routes claim at listeners → the listeners at which a route of the other kind is rejected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,15 +15,15 @@ pub type RouteClaims = BTreeMap<GatewayHostKey, BTreeSet<GatewayHostKey>>;
 /// Listeners at which a route is rejected, each with the oldest accepted route that has one of its hosts.
 pub type RouteRejections = BTreeMap<GatewayHostKey, GatewayRouteId>;
 
-/// Hosts that routes have at listeners, also where a route of the other kind keeps them from it. Of two routes that meet,
-/// the older one is accepted.
+/// Hosts that routes claim at listeners, whether the route gets them or is rejected there. Of two routes of both kinds
+/// with a host in common, the older one is accepted.
 #[derive(Clone, Debug, Default)]
 pub struct HostClaims {
     by_route: BTreeMap<GatewayRouteId, ClaimingRoute>,
     by_host: BTreeMap<ClaimKey, BTreeSet<GatewayRouteId>>,
 }
 
-/// Route with a host at a listener.
+/// Route that claims a host at a listener.
 #[derive(Clone, Debug)]
 struct ClaimingRoute {
     created: UnixMillis,
@@ -34,7 +34,7 @@ struct ClaimingRoute {
 /// Place of a route by its age, the oldest first: by its creation, else by `namespace/name`, else an HTTPRoute first.
 type Seniority = (UnixMillis, String, GatewayRouteKind);
 
-/// Host of routes of one kind at a listener.
+/// Host that routes of one kind claim at a listener.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct ClaimKey {
     listener: GatewayHostKey,
@@ -55,7 +55,7 @@ impl HostClaims {
     /// routes, and all others whose rejections change by it.
     ///
     /// A rejection depends on older routes only. So the open routes are decided from the oldest one on, and a decision
-    /// that stays reaches no further route: thousands of routes below the wildcard of another one stay untouched.
+    /// that stays opens no further route. Thousands of routes below the wildcard of another one stay untouched.
     pub fn update(
         &mut self,
         changes: impl IntoIterator<Item = (GatewayRouteId, UnixMillis, RouteClaims)>,
@@ -65,14 +65,16 @@ impl HostClaims {
         for (id, created, claims) in changes {
             let known = self.by_route.get(&id).map(|it| (it.created, &it.claims));
             if known.unwrap_or((created, &RouteClaims::new())) != (created, &claims) {
+                // Rivals by the former claims may be accepted now, and those by the new ones rejected.
                 open.extend(self.younger_rivals(&id));
-                self.set(&id, created, claims);
+                self.replace_claims(&id, created, claims);
                 open.extend(self.younger_rivals(&id));
                 open.extend(self.seniority(&id).map(|it| (it, id.clone())));
             }
             reached.insert(id);
         }
         while let Some((_, id)) = open.pop_first() {
+            // Older routes are decided already, and only younger ones are opened: each is decided once.
             let next = self.decide_rejections(&id);
             let Some(route) = self.by_route.get_mut(&id) else { continue };
             if mem::replace(&mut route.rejections, next.clone()) != next {
@@ -113,8 +115,8 @@ impl HostClaims {
         Some((route.created, id.name.to_string(), id.kind))
     }
 
-    /// Routes of the other kind than `kind` that have one of these hosts at a listener, or hosts of one of these
-    /// wildcards, or a wildcard with one of these hosts.
+    /// Routes of the other kind than `kind` with a host in common at a listener. They claim one of these hosts, a host
+    /// below one of these wildcards, or a wildcard above one of these hosts.
     fn rivals_at(
         &self,
         kind: GatewayRouteKind,
@@ -133,6 +135,7 @@ impl HostClaims {
                 found.extend(self.by_host.get(&key).into_iter().flatten());
             }
             let Some(suffix) = host.strip_prefix('*') else { continue };
+            // Backwards, all hosts below the wildcard begin with its suffix, and follow each other.
             let start = ClaimKey::new(listener, other, suffix);
             let prefix = start.reversed_host.clone();
             let is_below = |key: &ClaimKey| {
@@ -166,7 +169,8 @@ impl HostClaims {
         edge.is_some_and(|(id, _)| id.kind == kind)
     }
 
-    fn set(&mut self, id: &GatewayRouteId, created: UnixMillis, claims: RouteClaims) {
+    fn replace_claims(&mut self, id: &GatewayRouteId, created: UnixMillis, claims: RouteClaims) {
+        // The rejections stay until they are decided, so that a change of them is seen.
         let previous = self.by_route.remove(id);
         let (before, rejections) =
             previous.map(|it| (it.claims, it.rejections)).unwrap_or_default();

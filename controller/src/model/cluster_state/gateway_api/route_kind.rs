@@ -29,7 +29,7 @@ impl GatewayRouteKind {
     pub const ALL: [Self; 2] = [Self::Http, Self::Grpc];
 
     /// Returns the kind of a route; `None`: the objects of this kind are no routes.
-    pub fn of(resource: ResourceKind) -> Option<Self> {
+    pub fn of_resource(resource: ResourceKind) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.resource() == resource)
     }
 
@@ -46,7 +46,7 @@ impl GatewayRouteKind {
         self.resource().kind()
     }
 
-    /// The kind that must not have the hosts of this one.
+    /// Other kind, whose routes must not have a host in common with those of this one.
     pub const fn other(self) -> Self {
         match self {
             Self::Http => Self::Grpc,

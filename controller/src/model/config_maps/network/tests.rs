@@ -27,6 +27,7 @@ fn expected_edge() -> EdgeSettings {
             min_version: TlsMinVersion::Tls13,
             ciphers: vec![TlsCipher::Aes256GcmSha384, TlsCipher::EcdheRsaAes128GcmSha256],
         },
+        is_sni_strict: true,
         tcp_idle_timeout: Some(Duration::from_secs(3600)),
         trusted_ingresses: vec!["10.244.0.0/16".parse().unwrap()],
     }
@@ -67,6 +68,7 @@ fn every_key_is_followed() {
         ("rouse.dev.hsts", " max-age=31536000; includeSubDomains "),
         ("rouse.dev.tls-min-version", "1.3"),
         ("rouse.dev.tls-ciphers", "TLS_AES_256_GCM_SHA384, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
+        ("rouse.dev.tls-strict-sni", "true"),
         ("rouse.dev.tcp-idle-timeout", " 1h "),
         ("rouse.dev.gateway-ports", "5432, 6000-6100"),
         ("external-domain-tls", "Enabled"),
@@ -244,6 +246,7 @@ fn values_that_ask_for_nothing_get_no_warning() {
         ("rouse.dev.hsts", ""),
         ("rouse.dev.tls-min-version", "1.2"),
         ("rouse.dev.tls-ciphers", ""),
+        ("rouse.dev.tls-strict-sni", "false"),
     ];
     assert_eq!(
         map(&pairs),

@@ -5,7 +5,9 @@ use serde_json::Value;
 
 use super::{
     filters::{HEADER_FILTERS, read_filters},
-    rules::{build_rule, collect_rules, exact_path, path_prefix, read_headers, refuse_fields},
+    rules::{
+        build_rule, collect_rules, parse_exact_path, parse_path_prefix, read_headers, refuse_fields,
+    },
     text,
 };
 use crate::model::{
@@ -48,8 +50,8 @@ fn read_method(value: &Value) -> Result<PathMatch, String> {
     }
     match (text(&value["service"]), text(&value["method"])) {
         ("", _) => Err("methods without a service are not supported".to_owned()),
-        (service, "") => path_prefix(&format!("/{service}")),
-        (service, method) => exact_path(&format!("/{service}/{method}")),
+        (service, "") => parse_path_prefix(&format!("/{service}")),
+        (service, method) => parse_exact_path(&format!("/{service}/{method}")),
     }
 }
 

@@ -19,8 +19,8 @@ use crate::model::{
 /// One millisecond in nanoseconds.
 const NANOS_PER_MS: i64 = 1_000_000;
 
-/// Most bytes of the texts of a route's rules, where each match has a copy of its rule's: the RouteTable has them so, for
-/// each host of the route.
+/// Most bytes of the texts of a route's rules, with a copy of the rule's texts for each match. The RouteTable has these
+/// copies, once for each host of the route.
 const MAX_RULE_BYTES: usize = 1 << 20;
 
 /// Reads the rules of an HTTPRoute.
@@ -127,8 +127,8 @@ fn read_timeouts(value: &Value) -> Result<RuleTimeouts, String> {
 fn read_http_match(value: &Value) -> Result<RouteMatchSpec, String> {
     let path = value["path"]["value"].as_str().unwrap_or("/");
     let path = match value["path"]["type"].as_str().unwrap_or("PathPrefix") {
-        "Exact" => exact_path(path)?,
-        "PathPrefix" => path_prefix(path)?,
+        "Exact" => parse_exact_path(path)?,
+        "PathPrefix" => parse_path_prefix(path)?,
         other => return Err(format!("paths of type {other} are not supported")),
     };
     Ok(RouteMatchSpec {
@@ -140,16 +140,16 @@ fn read_http_match(value: &Value) -> Result<RouteMatchSpec, String> {
 }
 
 /// Parses a path that is to be the whole path of requests.
-pub(super) fn exact_path(path: &str) -> Result<PathMatch, String> {
-    PathMatch::parse_exact(path).ok_or_else(|| unclear_path(path))
+pub(super) fn parse_exact_path(path: &str) -> Result<PathMatch, String> {
+    PathMatch::parse_exact(path).ok_or_else(|| unclear_path_error(path))
 }
 
 /// Parses a prefix of the paths of requests.
-pub(super) fn path_prefix(path: &str) -> Result<PathMatch, String> {
-    PathPrefix::parse(path).map(PathMatch::Prefix).map_err(|_fault| unclear_path(path))
+pub(super) fn parse_path_prefix(path: &str) -> Result<PathMatch, String> {
+    PathPrefix::parse(path).map(PathMatch::Prefix).map_err(|_fault| unclear_path_error(path))
 }
 
-fn unclear_path(path: &str) -> String {
+fn unclear_path_error(path: &str) -> String {
     format!("the path {path} is too long, or servers may read it differently")
 }
 

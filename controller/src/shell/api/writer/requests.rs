@@ -288,7 +288,7 @@ impl ObjectWriter {
     /// again. It uses the monotonic clock, in case the time of day is set meanwhile.
     ///
     /// Scales within one second have the same cost. That matters only if a Deployment is scaled down, up and down again
-    /// within it: of the pods that were marked in that second, Kubernetes then chooses by its other rules.
+    /// within it. Of the pods that were marked in that second, Kubernetes then chooses by its other rules.
     fn deletion_cost(&self) -> String {
         deletion_cost_at(self.started_at_s.saturating_add(self.started_at.elapsed().as_secs()))
     }
@@ -375,7 +375,7 @@ impl ObjectWriter {
 }
 
 /// Returns the deletion cost of this second since 1970. Kubernetes reads costs as `i32`, so from 2038-01-19 on all are
-/// equal: pods that were marked and kept are then removed as likely as the ones chosen last.
+/// equal. Pods that were marked and kept are then removed as likely as the ones chosen last.
 fn deletion_cost_at(now_s: u64) -> String {
     format!("-{}", now_s.min(i32::MAX.unsigned_abs().into()))
 }

@@ -39,14 +39,18 @@ fn start() -> FakeApiServer {
 
 /// Observes the Service `plain` with this ClusterIP; `None`: it is deleted.
 fn observe_plain(api_server: &mut FakeApiServer, address: Option<&str>) {
+    api_server.step(plain_observed(address));
+}
+
+/// Returns the event of the Service `plain` with this ClusterIP; `None`: it is deleted.
+fn plain_observed(address: Option<&str>) -> ControllerEvent {
     let object = address.map(|address| {
         Box::new(json!({
             "metadata": {"name": "plain", "namespace": NAMESPACE},
             "spec": {"clusterIP": address, "ports": [{"port": PORT}]},
         }))
     });
-    let (resource, name) = (ResourceKind::Service, name("plain"));
-    api_server.step(ControllerEvent::ObjectObserved { resource, name, object });
+    ControllerEvent::ObjectObserved { resource: ResourceKind::Service, name: name("plain"), object }
 }
 
 fn apply_at(
@@ -166,6 +170,7 @@ fn a_gateway_states_its_addresses_its_listeners_and_their_routes() {
     });
     let twice = [listener("one", Some("a.test")), listener("two", Some("a.test"))];
     let [one, two] = twice;
+    // One listener can be served, so that the Gateway is accepted in spite of the others.
     let http = listener("http", None);
     apply_gateway(&mut api_server, json!([http, unsupported, other_port, wrong_kind, one, two]));
     apply_route(&mut api_server, "shop", route(plain_backend(), &["/"]));
@@ -286,6 +291,7 @@ fn a_backend_that_cannot_be_resolved_keeps_its_share() {
         apply_route(&mut api_server, "shop", route(json!([backend]), &["/"]));
         assert_eq!(reasons(&api_server, "shop"), ("Accepted".into(), expected.into()));
         let entry = host(&api_server, "http://*").expect("the host");
+        // Without its share, the requests that are to fail would go to the other backends.
         assert_eq!(targets(&entry), [RouteBackend::Unresolved], "{backend}");
     }
     apply_route(&mut api_server, "shop", route(plain_backend(), &["/"]));
@@ -333,6 +339,7 @@ fn matches_of_all_routes_of_a_host_have_one_order() {
         "path": {"type": "PathPrefix", "value": "/a"}, "headers": [{"name": "V", "value": "1"}],
     });
     let spec = |rules: Vec<Value>| json!({"parentRefs": [{"name": "gateway"}], "rules": rules});
+    // The older route has the later name, so that age and name would give different orders.
     let older = vec![rule(path("PathPrefix", "/a")), rule(with_header), rule(path("Exact", "/"))];
     apply_route(&mut api_server, "z", spec(older));
     let younger =
@@ -364,6 +371,7 @@ fn entries_of_other_controllers_stay_and_conditions_keep_their_times() {
     let foreign = json!({"controllerName": "x.test/c", "parentRef": {"name": "g"}});
     let mut object = api_server.objects[&at].clone();
     let own = object["status"]["parents"][0].clone();
+    // The foreign entry comes first, so that a write by position would replace it.
     object["status"]["parents"] = json!([foreign, own]);
     api_server.objects.insert(at.clone(), object.clone());
     let (resource, route_name) = at;
@@ -374,6 +382,7 @@ fn entries_of_other_controllers_stay_and_conditions_keep_their_times() {
         status["parents"][1]["conditions"][at]["lastTransitionTime"].clone()
     };
     let before = (time(&api_server, 0), time(&api_server, 1));
+    // The Service goes, which changes one of the two conditions.
     api_server.now = api_server.now.plus_ms(60_000);
     observe_plain(&mut api_server, None);
     assert_eq!(reasons(&api_server, "shop").1, "BackendNotFound");
@@ -458,12 +467,19 @@ fn hosts_and_statuses_end_with_the_last_class_and_return_with_it() {
     assert!(matches!(targets(&entry)[..], [RouteBackend::Plain(_)]), "{entry:?}");
 }
 
-fn https_listener(hostname: Option<&str>, certificate: Value) -> Value {
+fn https_listener(hostname: Option<&str>, certificates: &[Value]) -> Value {
     let mut listener = listener("https", hostname);
     listener["port"] = 443.into();
     listener["protocol"] = "HTTPS".into();
-    listener["tls"] = json!({"certificateRefs": [certificate]});
+    listener["tls"] = json!({"certificateRefs": certificates});
     listener
+}
+
+/// Certificate of a Secret that the controller has read.
+fn usable_secret(hosts: &[&str]) -> SecretRead {
+    let material = TestAuthority::new().issue_valid(hosts, 0, 2_000_000).material();
+    let facts = load(&material).expect("it is usable").facts;
+    SecretRead::Usable { material: Arc::new(material), facts }
 }
 
 /// Returns the reason of a condition of the first listener.
@@ -478,24 +494,22 @@ fn listener_reason(api_server: &FakeApiServer, kind: &str) -> String {
 fn a_listener_with_tls_has_the_certificate_of_its_secret() {
     let mut api_server = start();
     let certificate = json!({"name": "tls"});
-    let listeners = json!([https_listener(Some("*.a.test"), certificate), listener("http", None)]);
+    let listeners =
+        json!([https_listener(Some("*.a.test"), &[certificate]), listener("http", None)]);
     apply_gateway(&mut api_server, listeners);
     let mut spec = route(plain_backend(), &["/"]);
     spec["hostnames"] = json!(["x.a.test"]);
     apply_route(&mut api_server, "shop", spec);
     assert_eq!(api_server.named_secrets, BTreeSet::from([name("tls")]));
     let entry = host(&api_server, "https://x.a.test").expect("the route's host");
-    assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 1));
+    assert_eq!((entry.certificates, entry.rules.len()), (vec![name("tls")], 1));
     let entry = host(&api_server, "http://x.a.test").expect("the route's host");
-    assert_eq!((entry.certificate, entry.rules.len()), (None, 1));
+    assert_eq!((entry.certificates, entry.rules.len()), (vec![], 1));
     let entry = host(&api_server, "https://*.a.test").expect("the listener's host");
-    assert_eq!((entry.certificate, entry.rules.len()), (Some(name("tls")), 0));
+    assert_eq!((entry.certificates, entry.rules.len()), (vec![name("tls")], 0));
+    // The Secret was named, and has not been read yet.
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
-    let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
-    let material = certificate.material();
-    let facts = load(&material).expect("it is usable").facts;
-    let read = SecretRead::Usable { material: Arc::new(material), facts };
-    api_server.read_secret(&name("tls"), read);
+    api_server.read_secret(&name("tls"), usable_secret(&["*.a.test"]));
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
     assert_eq!(listener_reason(&api_server, "Programmed"), "Programmed");
     api_server.read_secret(&name("tls"), SecretRead::Absent);
@@ -504,11 +518,40 @@ fn a_listener_with_tls_has_the_certificate_of_its_secret() {
     assert_eq!(api_server.named_secrets, BTreeSet::new());
 }
 
+/// As for clients of two kinds of keys, or for hosts of two certificates.
+#[test]
+fn a_listener_has_all_certificates_that_it_may_name() {
+    let mut api_server = start();
+    let names = ["ecdsa", "rsa", "ecdsa"].map(|name| json!({"name": name}));
+    apply_gateway(&mut api_server, json!([https_listener(None, &names)]));
+    let both = [name("ecdsa"), name("rsa")];
+    assert_eq!(api_server.named_secrets, BTreeSet::from(both.clone()));
+    let certificates = |api_server: &FakeApiServer| {
+        host(api_server, "https://*").expect("the listener's host").certificates
+    };
+    assert_eq!(certificates(&api_server), both);
+    api_server.read_secret(&name("ecdsa"), usable_secret(&["*.a.test"]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef", "one of two");
+    api_server.read_secret(&name("rsa"), usable_secret(&["*.a.test"]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
+    assert_eq!(listener_reason(&api_server, "Programmed"), "Programmed");
+    // One that it may not name leaves the others in force, and is stated.
+    let foreign = json!({"name": "tls", "namespace": "certificates"});
+    let names = [names[0].clone(), foreign, json!({"name": "rsa", "kind": "ConfigMap"})];
+    apply_gateway(&mut api_server, json!([https_listener(None, &names)]));
+    assert_eq!(certificates(&api_server), both[..1]);
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "RefNotPermitted");
+    assert_eq!(listener_reason(&api_server, "Accepted"), "Accepted");
+    apply_gateway(&mut api_server, json!([https_listener(None, &[])]));
+    assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "InvalidCertificateRef");
+    assert_eq!(host(&api_server, "https://*"), None);
+}
+
 #[test]
 fn a_certificate_of_another_namespace_needs_a_grant() {
     let mut api_server = start();
     let certificate = json!({"name": "tls", "namespace": "certificates"});
-    apply_gateway(&mut api_server, json!([https_listener(None, certificate)]));
+    apply_gateway(&mut api_server, json!([https_listener(None, &[certificate])]));
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "RefNotPermitted");
     assert_eq!(api_server.named_secrets, BTreeSet::new(), "it is not even read");
     assert_eq!(host(&api_server, "https://*"), None);
@@ -521,7 +564,7 @@ fn a_certificate_of_another_namespace_needs_a_grant() {
     let secret = NamespacedName::new("certificates", "tls");
     assert_eq!(api_server.named_secrets, BTreeSet::from([secret.clone()]));
     let entry = host(&api_server, "https://*").expect("the listener's host");
-    assert_eq!(entry.certificate, Some(secret));
+    assert_eq!(entry.certificates, [secret]);
     for event in api_server.delete(ResourceKind::ReferenceGrant, &grant_name) {
         api_server.step(event);
     }
@@ -537,12 +580,9 @@ fn a_condition_that_ends_with_a_grant_has_the_time_of_its_end() {
     let grant = json!({"from": [from], "to": [{"group": "", "kind": "Secret"}]});
     let grant_name = NamespacedName::new("certificates", "grant");
     apply_at(&mut api_server, ResourceKind::ReferenceGrant, &grant_name, grant);
-    apply_gateway(&mut api_server, json!([https_listener(None, certificate)]));
-    let certificate = TestAuthority::new().issue_valid(&["*.a.test"], 0, 2_000_000);
-    let material = certificate.material();
-    let facts = load(&material).expect("it is usable").facts;
-    let read = SecretRead::Usable { material: Arc::new(material), facts };
-    api_server.read_secret(&NamespacedName::new("certificates", "tls"), read);
+    apply_gateway(&mut api_server, json!([https_listener(None, &[certificate])]));
+    let secret = NamespacedName::new("certificates", "tls");
+    api_server.read_secret(&secret, usable_secret(&["*.a.test"]));
     assert_eq!(listener_reason(&api_server, "ResolvedRefs"), "ResolvedRefs");
     let time = |api_server: &FakeApiServer| {
         let status = &api_server.object(ResourceKind::Gateway, "gateway")["status"];
@@ -551,6 +591,7 @@ fn a_condition_that_ends_with_a_grant_has_the_time_of_its_end() {
         condition.expect("the condition")["lastTransitionTime"].clone()
     };
     let met_since = time(&api_server);
+    // Nothing of the Gateway itself changes: its listener depends on the grant alone.
     api_server.now = api_server.now.plus_ms(60_000);
     for event in api_server.delete(ResourceKind::ReferenceGrant, &grant_name) {
         api_server.step(event);

@@ -84,7 +84,7 @@ fn hosts(api_server: &FakeApiServer) -> Vec<String> {
 /// Returns the class in force that another leader would find.
 fn written_class(api_server: &FakeApiServer) -> &Value {
     let status = &api_server.object(ResourceKind::Route, "hello")["status"];
-    &status["annotations"][key::FRONT_CLASS]
+    &status["annotations"][key::CLASS_IN_FORCE]
 }
 
 fn split(revision: &str, percent: u32) -> Value {
@@ -148,6 +148,7 @@ fn splits_and_tags_are_as_knative_makes_them_also_with_tag_headers() {
     let made = &api_server.object(ResourceKind::Ingress, "hello")["spec"]["rules"];
     assert_eq!(*made, expected(&own, &of_tag));
     api_server.set_config_map("config-features", json!({"tag-header-based-routing": "enabled"}));
+    // The path with a header comes first: controllers take the first path that fits.
     let own = json!([
         {"headers": {"Knative-Serving-Tag": {"exact": "next"}}, "splits": tagged},
         {"appendHeaders": {"Knative-Serving-Default-Route": "true"}, "splits": shared},
@@ -211,6 +212,7 @@ fn an_ingress_has_the_certificate_of_its_host_and_the_paths_of_challenges() {
     assert_eq!(spec["tls"], Value::Null);
     let uid = &api_server.object(ResourceKind::Route, "hello")["metadata"]["uid"];
     let certificate = format!("route-{}", uid.as_str().expect("a UID"));
+    // As cert-manager writes it: only then the Secret exists.
     let mut issued = api_server.object(ResourceKind::IssuedCertificate, &certificate).clone();
     issued["status"] = json!({"conditions": ready("True")});
     observe(&mut api_server, ResourceKind::IssuedCertificate, &certificate, issued);
@@ -270,6 +272,7 @@ fn a_route_is_not_ready_while_its_ingress_has_an_earlier_spec() {
         "rouse.dev.trusted-ingresses": "10.1.0.0/16", "ingress-class": KOURIER,
         "http-protocol": "Redirected",
     });
+    // By the machine alone, so that the test sees the state before the writer acts.
     api_server.other_replica = None;
     let effects = api_server.machine.step(
         api_server.now,
@@ -409,6 +412,7 @@ fn a_revision_of_another_service_leads_to_activators_while_a_fronted_route_names
             api_server.step(event);
         }
     };
+    // First to another Revision: a Route that has an Ingress, but names none of this service, changes nothing here.
     lead_to(&mut api_server, "other-00001");
     api_server.decide("hello-00001", 1);
     api_server.report_all_ready();

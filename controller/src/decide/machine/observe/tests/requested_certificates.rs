@@ -519,6 +519,7 @@ fn no_certificate_is_requested_for_a_wildcard() {
 
 #[test]
 fn a_challenge_reaches_the_gateway_and_the_request() {
+    // Authorities ask by http, also where it is redirected.
     let mut api_server = start(&[("http-protocol", "Redirected")]);
     install_cert_manager(&mut api_server);
     let spec = json!({"type": "HTTP-01", "dnsName": HOST, "token": "t", "key": "t.hash"});

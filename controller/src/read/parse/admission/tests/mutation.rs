@@ -142,6 +142,7 @@ fn creators_are_recorded_and_not_rewritten() {
     changed["spec"]["template"]["spec"]["containers"][0]["image"] = "b".into();
     let changed = apply_as("bob", Some(&filled), &changed);
     assert_eq!(recorded_users(&changed), (json!("ann"), json!("bob")));
+    // A user who may write the object could otherwise name another one.
     let mut forged = filled.clone();
     forged["metadata"]["annotations"][key::CREATOR] = "eve".into();
     let expected =
@@ -181,6 +182,7 @@ fn first(field: &str) -> String {
     format!("containers/0/{field}")
 }
 
+/// Defaults of the fields beside the containers.
 fn pod_defaults() -> Vec<DefaultedField> {
     let pod = |spec: &str| format!("{{containers: [{{image: a}}], {spec}}}");
     let mut table = Vec::new();
@@ -194,6 +196,7 @@ fn pod_defaults() -> Vec<DefaultedField> {
         ("timeoutSeconds: 301, responseStartTimeoutSeconds: null", 301, json!(300)),
     ] {
         table.push((pod(text), "timeoutSeconds".into(), json!(timeout)));
+        // Only beside a longer timeout: the default must not exceed it.
         table.push((pod(text), "responseStartTimeoutSeconds".into(), start));
         table.push((pod(text), "idleTimeoutSeconds".into(), Value::Null));
     }

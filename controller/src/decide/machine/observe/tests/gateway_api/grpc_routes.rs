@@ -47,6 +47,7 @@ fn a_grpc_route_leads_calls_by_service_and_method_over_http2() {
     let rule = |matches: Value| json!({"matches": matches, "backendRefs": plain_backend()});
     let spec = json!({
         "parentRefs": [{"name": "gateway"}], "hostnames": ["calls.test"],
+        // The most general rule is first, so that the order of the table is not that of the spec.
         "rules": [
             {"backendRefs": [{"name": "hello", "port": 80}]},
             rule(json!([method("a.Shop", None)])),
@@ -97,7 +98,9 @@ fn of_two_kinds_of_routes_the_older_one_has_a_host() {
     assert_eq!(accepted(&api_server, GRPC, "calls"), "Accepted");
     apply_hosts(&mut api_server, HTTP, "web", &["a.test"]);
     assert_eq!(accepted(&api_server, HTTP, "web"), "HostnameConflict", "it is younger now");
-    let other = api_server.start_replica();
+    let mut other = api_server.start_replica();
+    // The Service is a user's, and none of the objects that the API server of the tests stores.
+    other.step(api_server.now, plain_observed(Some("10.96.0.7")));
     assert_eq!(table(&other).gateway_hosts, api_server.table().gateway_hosts);
 }
 
@@ -197,6 +200,7 @@ fn calls_cannot_go_to_ports_without_http2() {
     ] {
         let backends = json!([{"name": "mixed", "port": port}]);
         let spec = json!({
+            // A host for each kind: routes of both kinds would keep each other from one.
             "parentRefs": [{"name": "gateway"}], "hostnames": [format!("{kind}.test")],
             "rules": [{"backendRefs": backends}],
         });
@@ -227,6 +231,7 @@ fn a_grant_for_http_routes_is_none_for_grpc_routes() {
         let from =
             json!({"group": "gateway.networking.k8s.io", "kind": kind, "namespace": NAMESPACE});
         let grant = json!({"from": [from], "to": [{"group": "", "kind": "Service"}]});
+        // Under one name, so that the second grant replaces the first.
         let grant_name = NamespacedName::new("other", "grant");
         apply_at(&mut api_server, ResourceKind::ReferenceGrant, &grant_name, grant);
         assert_eq!(reasons_of(&api_server, GRPC, "calls").1, expected, "{kind}");
