@@ -12,12 +12,13 @@ mod tier_lane;
 mod unprivileged;
 
 use std::{
+    convert::Infallible,
     ffi::OsStr,
     fs,
     num::NonZeroU32,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Arc, mpsc::Receiver},
+    sync::mpsc::{self, Receiver},
     time::Instant,
 };
 
@@ -30,7 +31,7 @@ use self::{
     image_prebuild::ImagePrebuild,
     lane_cgroup::SourceLane,
     results::{TierOutcome, TierRow, print_results},
-    tier_lane::{LaneEnd, TierLane, WaitingLanes},
+    tier_lane::{RunningLane, TierLane},
 };
 use crate::{
     build_ebpf, image, servers,
@@ -157,17 +158,17 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
         .then(|| ImagePrebuild::start(&builder.workspace))
         .transpose()?;
     let (mut running_lanes, mut rows) = (Vec::new(), Vec::new());
-    let waiting_lanes = Arc::new(WaitingLanes::default());
-    for (position, &tier) in lanes.iter().enumerate() {
-        // Beside the tiers of this process, one lane runs from the begin.
-        let start = (position > 0).then(|| waiting_lanes.add());
-        match start_lane(tier, start, LaneEnd(Arc::clone(&waiting_lanes)), args, &builder) {
+    let (running, others) = mpsc::channel();
+    let mut others = Some(others);
+    for &tier in &lanes {
+        let is_last = tier == TestTier::Cluster;
+        let others = if is_last { others.take() } else { None };
+        match start_lane(tier, others, (!is_last).then(|| running.clone()), args, &builder) {
             Ok(lane) => running_lanes.push(lane),
             // An error here would leave the lanes that run already, with their clusters, behind this process.
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
     }
-    let source_end = LaneEnd(waiting_lanes);
     // Not earlier: the lanes wait for the builds until here.
     let source_lane = (!running_lanes.is_empty()).then(SourceLane::enter).transpose();
     let _source_lane = source_lane.unwrap_or_else(|error| {
@@ -181,7 +182,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
-    drop(source_end);
+    drop(running);
     rows.extend(running_lanes.into_iter().map(TierLane::finish));
     prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
@@ -193,9 +194,9 @@ fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
     if tiers.len() == 1 || !tiers.contains(&TestTier::Cluster) {
         return Vec::new();
     }
-    // The kernel tier goes first, beside the builds. Its tests run one at a time, and wait for the kernel after each
-    // step. Beside two clusters, a test takes ten times as long, and tests with timeouts fail. The clusters go last,
-    // since they use all processors.
+    // The tiers kernel and local run beside the builds. Their tests run one at a time, and mostly wait. Beside two
+    // clusters such a test takes ten times as long, and tests with timeouts fail. The clusters use all processors, so they
+    // start once all others have ended.
     let lanes = [TestTier::Kernel, TestTier::Local, TestTier::Cluster];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }
@@ -212,18 +213,18 @@ fn should_prebuild_images(tiers: &[TestTier], args: &TestArgs) -> bool {
 /// Starts a tier in a process of its own. This process builds its programs first. Processes of Cargo wait for each
 /// other, so a build in the other process would wait for all later builds here.
 ///
-/// The tier starts once `start` has a message. `end` is dropped at its end.
+/// The tier starts once the lanes `others` have ended, and drops `running` at its end.
 fn start_lane(
     tier: TestTier,
-    start: Option<Receiver<()>>,
-    end: LaneEnd,
+    others: Option<Receiver<Infallible>>,
+    running: Option<RunningLane>,
     args: &TestArgs,
     builder: &TestBuilder,
 ) -> Result<TierLane> {
     let programs = tier.test_programs().into_iter();
     let target_args: Vec<&str> = programs.flat_map(|program| ["--test", program]).collect();
     let built = builder.build_tests(&target_args)?;
-    TierLane::start(tier, start, end, args, &builder.workspace, &built)
+    TierLane::start(tier, others, running, args, &builder.workspace, &built)
 }
 
 /// Creates the builder of the test programs of all tiers.

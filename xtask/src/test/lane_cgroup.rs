@@ -14,10 +14,13 @@ use anyhow::{Context as _, Result};
 use super::TestTier;
 use crate::cluster::cgroups;
 
-/// Processor weight of a lane, in percent of the default. Tests of the kernel tier run one at a time and mostly wait: their
-/// lane ends last of those beside the builds, and needs little.
+/// Processor weight of a lane, in percent of the default. Tests of the tiers kernel and local run one at a time and mostly
+/// wait: their lanes end last of those beside the builds, and need little.
 fn weight_percent(tier: Option<TestTier>) -> u32 {
-    if tier == Some(TestTier::Kernel) { 200 } else { 100 }
+    match tier {
+        Some(TestTier::Kernel | TestTier::Local) => 200,
+        _ => 100,
+    }
 }
 
 /// Path of a lane's cgroup below the mount. `None` is the lane of the process that builds, and runs the tiers without

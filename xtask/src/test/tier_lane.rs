@@ -1,14 +1,11 @@
 //! Shell: tiers that run in processes of their own beside the others, because they often wait.
 
 use std::{
-    collections::VecDeque,
+    convert::Infallible,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{self, Receiver, Sender},
-    },
+    sync::mpsc::{Receiver, Sender},
     thread::{self, JoinHandle},
     time::Instant,
 };
@@ -37,43 +34,16 @@ struct FinishedTier {
     seconds: f64,
 }
 
-/// Lanes that wait for the end of others, in the order in which they start: more than two lanes at once use so much
-/// processor time that waits of tests end without what they wait for.
-#[derive(Debug, Default)]
-pub(super) struct WaitingLanes(Mutex<VecDeque<Sender<()>>>);
-
-impl WaitingLanes {
-    /// Adds a lane, which starts once the receiver has a message or is disconnected.
-    pub(super) fn add(&self) -> Receiver<()> {
-        let (start, started) = mpsc::channel();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push_back(start);
-        started
-    }
-
-    /// Starts the next lane, if one waits that has not given up.
-    fn start_next(&self) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while waiting.pop_front().is_some_and(|start| start.send(()).is_err()) {}
-    }
-}
-
-/// Starts the next waiting lane once it is dropped: at the end of a lane, however it ends.
-#[derive(Debug)]
-pub(super) struct LaneEnd(pub(super) Arc<WaitingLanes>);
-
-impl Drop for LaneEnd {
-    fn drop(&mut self) {
-        self.0.start_next();
-    }
-}
+/// Kept by a lane until its end. The clusters start once no lane keeps one any more.
+pub(super) type RunningLane = Sender<Infallible>;
 
 impl TierLane {
-    /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`, once
-    /// `start` has a message or is disconnected. `end` is dropped once the tier's process has ended.
+    /// Starts `tier` with the options of `args`, except for the choice of tiers. It runs the programs `built`, once the
+    /// lanes `others` have ended. `running` is dropped once the tier's process has ended.
     pub(super) fn start(
         tier: TestTier,
-        start: Option<Receiver<()>>,
-        end: LaneEnd,
+        others: Option<Receiver<Infallible>>,
+        running: Option<RunningLane>,
         args: &TestArgs,
         workspace: &CargoWorkspace,
         built: &[TestProgram],
@@ -95,13 +65,13 @@ impl TierLane {
         let log = workspace.target.join(format!("{}-tier.log", tier.name()));
         println!("{} runs beside the others: see {}", tier.name(), log.display());
         let run = move || {
-            let _started_or_disconnected = start.map(|start| start.recv());
+            let _disconnected = others.map(|others| others.recv());
             // Without permission to create cgroups, the kernel shares the processors by its own groups.
             let _may_lack_permission = lane_cgroup::create(Some(tier));
             let started = Instant::now();
             let has_passed = run_process(&mut command, &log);
             lane_cgroup::remove(Some(tier));
-            drop(end);
+            drop(running);
             FinishedTier { tier, log, has_passed, seconds: started.elapsed().as_secs_f64() }
         };
         Ok(Self { tier, thread: thread::spawn(run) })
@@ -181,21 +151,6 @@ mod tests {
         };
         assert_eq!(counts.passed, 3);
         fs::remove_file(log).unwrap();
-    }
-
-    #[test]
-    fn each_end_of_a_lane_starts_the_next_one_that_still_waits() {
-        let lanes = Arc::new(WaitingLanes::default());
-        let [first, given_up, second, third] = [0; 4].map(|_| lanes.add());
-        drop(given_up);
-        let has_started = |start: &Receiver<()>| start.try_recv().is_ok();
-        drop(LaneEnd(Arc::clone(&lanes)));
-        assert_eq!([&first, &second, &third].map(has_started), [true, false, false]);
-        drop(LaneEnd(Arc::clone(&lanes)));
-        assert_eq!([&first, &second, &third].map(has_started), [false, true, false]);
-        drop(LaneEnd(Arc::clone(&lanes)));
-        drop(LaneEnd(lanes));
-        assert!(has_started(&third));
     }
 
     #[test]
