@@ -33,10 +33,7 @@ pub mod write;
 
 use crate::{
     decide::machine::ControllerStateMachine,
-    model::{
-        cluster_state::{self, ClusterState, ControllerSettings, PlatformKind},
-        scale_policy,
-    },
+    model::cluster_state::{self, ClusterState, ControllerSettings, PlatformKind},
     shell::{
         admin, api, config, grpc_services,
         identity::{
@@ -83,7 +80,7 @@ pub async fn run(
     // The end of this function, for any reason, also ends the tasks it started.
     let shutdown = shutdown.child_token();
     let _ended = shutdown.clone().drop_guard();
-    let settings = config.to_settings(boot_id(), scale_policy::ScalePolicyConfig::default());
+    let settings = config.to_settings(boot_id());
     let state = ClusterState {
         settings: Arc::new(settings),
         uid_seed: random_uid_seed(),
@@ -215,7 +212,7 @@ fn loading_runtime(
         own_pod_name: cluster.pod.clone(),
         fixed_activators: Vec::new(),
         opened_gateway_ports: None,
-        ..config.to_settings(String::new(), scale_policy::ScalePolicyConfig::default())
+        ..config.to_settings(String::new())
     };
     // The holder of the Lease is the leader; no replica is one before it holds the Lease.
     let is_leader = false;

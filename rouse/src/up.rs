@@ -17,7 +17,9 @@ use common::{
     local_node::LocalNodeSpec,
     wire::{HstsPolicy, TlsCipher, TlsMinVersion, TlsSettings},
 };
-use controller::model::config_maps::port_ranges::parse_gateway_port;
+use controller::model::{
+    config_maps::port_ranges::parse_gateway_port, standby_policy::parse_agent_timeout,
+};
 use ipnet::IpNet;
 use local::{
     cgroups::CgroupMounts,
@@ -90,6 +92,10 @@ pub(crate) struct NodeUpArgs {
     /// Strict-Transport-Security of responses over TLS, where the pod sends none: "max-age=31536000; includeSubDomains"
     #[arg(long, value_name = "POLICY", value_parser = HstsPolicy::parse)]
     hsts: Option<HstsPolicy>,
+    /// Time without a sign of the agent after which its frozen pods are passed over, from 10ms to 60s; choose a longer
+    /// one on a busy machine. With --part, only the controller uses it
+    #[arg(long, value_name = "DURATION", default_value = "250ms", value_parser = parse_agent_timeout)]
+    standby_agent_timeout: Duration,
     /// Run only this component; `rouse up` once for each makes a node whose components can be restarted one by one
     #[arg(long = "part", value_enum)]
     component: Option<NodeComponent>,
@@ -372,14 +378,7 @@ impl RunningComponents {
         // Only the latest node spec matters, so a watch channel may skip older ones; each status counts.
         let (node_spec_tx, node_spec_rx) = watch::channel(LocalNodeSpec::default());
         let (statuses_tx, statuses_rx) = mpsc::channel(STATUS_CHANNEL_CAPACITY);
-        let config = controller::ControllerConfig {
-            node: layout.name().to_owned(),
-            state: layout.data_folder(),
-            listen: unix_endpoint(&layout.controller_socket()),
-            admin: NodeComponent::Controller.admin_address(),
-            gateway_ports: args.gateway_ports.clone(),
-            ..controller::ControllerConfig::default()
-        };
+        let config = controller_config(layout, args);
         let node = controller::shell::local_node::LocalNodeChannels {
             node_spec: node_spec_tx,
             statuses: statuses_rx,
@@ -531,6 +530,19 @@ impl RunningComponents {
             result = result.and_then(|()| task_result(ended));
         }
         result
+    }
+}
+
+/// Options of the node's controller.
+fn controller_config(layout: &NodeLayout, args: &NodeUpArgs) -> controller::ControllerConfig {
+    controller::ControllerConfig {
+        node: layout.name().to_owned(),
+        state: layout.data_folder(),
+        listen: unix_endpoint(&layout.controller_socket()),
+        admin: NodeComponent::Controller.admin_address(),
+        gateway_ports: args.gateway_ports.clone(),
+        standby_agent_timeout: args.standby_agent_timeout,
+        ..controller::ControllerConfig::default()
     }
 }
 
@@ -760,6 +772,32 @@ mod tests {
         let refused = parse_options(&["--gateway-ports", "5432,20017"]).unwrap_err().to_string();
         let text = "invalid value '20017' for '--gateway-ports <PORT>...': it is one of the activators' own ports";
         assert!(refused.contains(text), "{refused}");
+    }
+
+    #[test]
+    fn the_timeout_of_standby_reaches_the_controller() {
+        let layout = NodeLayout::new("timeout").unwrap();
+        let timeout = |args: &[&str]| {
+            let options = parse_options(args).unwrap();
+            controller_config(&layout, &options).standby_agent_timeout
+        };
+        let default = controller::ControllerConfig::default().standby_agent_timeout;
+        assert_eq!(timeout(&[]), default);
+        assert_eq!(timeout(&["--standby-agent-timeout", "30s"]), Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_timeout_of_standby_is_refused_as_in_config_autoscaler() {
+        for (text, error) in [
+            ("5ms", "standby-agent-timeout = 5ms, must be in [10ms; 1m0s] range"),
+            ("2m", "standby-agent-timeout = 2m0s, must be in [10ms; 1m0s] range"),
+            ("soon", "time: invalid duration \"soon\""),
+        ] {
+            let refused = parse_options(&["--standby-agent-timeout", text]).unwrap_err();
+            let message =
+                format!("invalid value '{text}' for '--standby-agent-timeout <DURATION>': {error}");
+            assert!(refused.to_string().contains(&message), "{refused}");
+        }
     }
 
     #[test]

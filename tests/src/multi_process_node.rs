@@ -36,6 +36,8 @@ pub struct MultiProcessNode {
     processes: Mutex<BTreeMap<&'static str, Child>>,
     folder: PathBuf,
     gateway: SocketAddr,
+    /// Further options of `rouse up`, for each component.
+    up_options: Vec<String>,
     /// Cgroup of this process before it joined that of the clients.
     original_cgroup: PathBuf,
     clock: Option<FakeClock>,
@@ -53,8 +55,23 @@ impl MultiProcessNode {
         fs::create_dir_all(&folder).expect("a folder");
         let gateway = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
         let processes = Mutex::default();
-        let original_cgroup = own_cgroup();
-        Self { layout, processes, folder, gateway, original_cgroup, clock: None, _lock: lock }
+        Self {
+            layout,
+            processes,
+            folder,
+            gateway,
+            up_options: Vec::new(),
+            original_cgroup: own_cgroup(),
+            clock: None,
+            _lock: lock,
+        }
+    }
+
+    /// Prepares a node whose components all get further options of `rouse up`.
+    pub fn with_options(test: &str, options: &[&str]) -> Self {
+        let mut node = Self::new(test);
+        node.up_options = options.iter().copied().map(str::to_owned).collect();
+        node
     }
 
     /// Prepares a node with a clock that the test sets.
@@ -104,7 +121,7 @@ impl MultiProcessNode {
         let log = File::options().create(true).append(true).open(log).expect("a log");
         let mut up_command = self.command(&["up", "--images", &required_variable("ROUSE_IMAGES")]);
         up_command.args(["--gateway", &self.gateway.to_string(), "--ready-file"]);
-        up_command.arg(self.ready_file(component));
+        up_command.arg(self.ready_file(component)).args(&self.up_options);
         if component != "node" {
             up_command.args(["--part", component]);
         }

@@ -73,6 +73,13 @@ impl RouseNode {
         Self::start_with(test, |_, _| {})
     }
 
+    /// Starts a node with further options of `rouse up`.
+    pub fn start_with_options(test: &str, options: &[&str]) -> Self {
+        Self::start_with(test, |up_command, _| {
+            up_command.args(options);
+        })
+    }
+
     /// Starts a node with a clock that the test sets.
     pub fn start_with_clock(test: &str) -> (Self, FakeClock) {
         let mut clock = None;

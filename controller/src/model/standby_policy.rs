@@ -15,6 +15,9 @@ use crate::model::{
 pub const MAX_STANDBY_PODS: u32 = 10;
 /// Timeout of a probe that names none, and the smallest one (kubernetes `pkg/apis/core/v1/defaults.go`).
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Least and greatest `standby-agent-timeout`. A stream that is opened again at once must not count as lost.
+const AGENT_TIMEOUT_BOUNDS: (GoDuration, GoDuration) =
+    (GoDuration(10_000_000), GoDuration::from_secs(60));
 
 /// Pods of a Revision that stand by, so that the next request need not wait for the start of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,12 +30,13 @@ pub struct StandbyPolicy {
     pub ttl: Option<Duration>,
 }
 
-/// Settings of standby for all Revisions, from `config-autoscaler`.
+/// Settings of standby for all Revisions, from `config-autoscaler`; on a local node from options of `rouse up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandbyConfig {
     /// Policy of a Revision without annotations.
     pub policy: StandbyPolicy,
-    /// Time without a sign of its agent after which a pod on standby is passed over. No other component would thaw it.
+    /// Time without a sign of its agent after which a pod on standby is passed over, from 10 ms to 60 s. No other
+    /// component would thaw it.
     pub agent_timeout: Duration,
     /// True if frozen pods give back the resources that they request.
     pub resizes_pods: bool,
@@ -133,6 +137,26 @@ pub fn parse_pods(text: &str) -> Result<u32, StandbyPodsError> {
     pods.ok_or(StandbyPodsError::OutOfBounds)
 }
 
+/// Parses `standby-agent-timeout`, a duration in Go's form.
+///
+/// # Errors
+/// The text is no duration, or the duration is out of bounds.
+pub fn parse_agent_timeout(text: &str) -> Result<Duration, String> {
+    check_agent_timeout(parse_duration(text)?)
+}
+
+/// Checks that `standby-agent-timeout` is from 10 ms to 60 s, and returns it.
+///
+/// # Errors
+/// The duration is out of these bounds.
+pub fn check_agent_timeout(timeout: GoDuration) -> Result<Duration, String> {
+    let (low, high) = AGENT_TIMEOUT_BOUNDS;
+    if timeout < low || timeout > high {
+        return Err(format!("standby-agent-timeout = {timeout}, must be in [{low}; {high}] range"));
+    }
+    Ok(timeout.to_duration())
+}
+
 /// Parses the treatment of a frozen pod's memory: true for `reclaim`, false for `keep`, `None` for any other text.
 pub fn parse_reclaims_memory(text: &str) -> Option<bool> {
     match text {
@@ -218,6 +242,22 @@ mod tests {
         ] {
             assert_eq!(policy(&[(name, value)]), Err(message.to_owned()));
         }
+    }
+
+    #[test]
+    fn a_timeout_of_agents_is_accepted_up_to_its_bounds() {
+        for (text, timeout) in [
+            ("10ms", Ok(Duration::from_millis(10))),
+            ("1m", Ok(Duration::from_secs(60))),
+            ("9.9ms", Err("standby-agent-timeout = 9.9ms, must be in [10ms; 1m0s] range")),
+            ("61s", Err("standby-agent-timeout = 1m1s, must be in [10ms; 1m0s] range")),
+            ("-1s", Err("standby-agent-timeout = -1s, must be in [10ms; 1m0s] range")),
+            ("30", Err("time: missing unit in duration \"30\"")),
+        ] {
+            assert_eq!(parse_agent_timeout(text), timeout.map_err(str::to_owned), "{text}");
+        }
+        let default = StandbyConfig::default().agent_timeout;
+        assert_eq!(check_agent_timeout(GoDuration::from(default)), Ok(default));
     }
 
     /// Objects that were admitted before, or without the webhook.

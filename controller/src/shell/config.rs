@@ -4,14 +4,18 @@ use std::{
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     path::PathBuf,
+    time::Duration,
 };
 
 use common::replicas::ReplicaEndpoint;
-use common::wire::{ActivatorEntry, is_dns_label, is_dns_subdomain};
+use common::wire::{ActivatorEntry, StandbyOrder, is_dns_label, is_dns_subdomain};
 
 use crate::model::{
-    cluster_state::ControllerSettings, config_maps::port_ranges::parse_gateway_port,
+    cluster_state::ControllerSettings,
+    config_maps::port_ranges::parse_gateway_port,
+    go_values::GoDuration,
     scale_policy::ScalePolicyConfig,
+    standby_policy::{StandbyConfig, check_agent_timeout},
 };
 
 /// Start-up options of the controller, on any platform.
@@ -60,6 +64,11 @@ pub struct ControllerConfig {
         value_parser = parse_gateway_port
     )]
     pub gateway_ports: Vec<NonZeroU16>,
+    /// Time without a sign of its agent after which a pod on standby is passed over, from 10 ms to 60 s; 250 ms by
+    /// default. Local node only: on Kubernetes it is the key `standby-agent-timeout` of `config-autoscaler`, so the
+    /// program of the controller has no such option.
+    #[arg(skip = StandbyOrder::DEFAULT_AGENT_TIMEOUT)]
+    pub standby_agent_timeout: Duration,
 }
 
 impl Default for ControllerConfig {
@@ -75,6 +84,7 @@ impl Default for ControllerConfig {
                 IpAddr::from([0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1]),
             ],
             gateway_ports: Vec::new(),
+            standby_agent_timeout: StandbyOrder::DEFAULT_AGENT_TIMEOUT,
         }
     }
 }
@@ -161,6 +171,10 @@ impl ControllerConfig {
             let all = format!("{:?}", self.activators);
             return bad("activator-address", &all, "must name at most one address a family");
         }
+        let timeout = GoDuration::from(self.standby_agent_timeout);
+        if check_agent_timeout(timeout).is_err() {
+            return bad("standby-agent-timeout", &timeout, "must be from 10ms to 60s");
+        }
         Ok(())
     }
 
@@ -170,11 +184,7 @@ impl ControllerConfig {
     }
 
     /// Returns the settings that follow from the options. `boot_id` identifies this boot of the machine.
-    pub fn to_settings(
-        &self,
-        boot_id: String,
-        autoscaler: ScalePolicyConfig,
-    ) -> ControllerSettings {
+    pub fn to_settings(&self, boot_id: String) -> ControllerSettings {
         let activator = ActivatorEntry {
             name: self.node.clone(),
             node: self.node.clone(),
@@ -182,14 +192,97 @@ impl ControllerConfig {
             addresses: self.activators.clone(),
             gets_all_reports: false,
         };
+        let agent_timeout = self.standby_agent_timeout;
+        let standby = StandbyConfig { agent_timeout, ..StandbyConfig::default() };
         ControllerSettings {
             external_domain: self.domain.clone(),
             node_name: self.node.clone(),
             boot_id,
-            scale_policy: autoscaler,
+            scale_policy: ScalePolicyConfig { standby, ..ScalePolicyConfig::default() },
             fixed_activators: vec![activator],
             opened_gateway_ports: Some(self.gateway_ports.iter().copied().collect()),
             ..ControllerSettings::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use common::{
+        outbox::Outbox,
+        wire::{ClientComponent, ComponentReplica, RouteTable},
+    };
+
+    use super::*;
+    use crate::{
+        decide::machine::{ControllerEvent, ControllerStateMachine},
+        model::cluster_state::{ClusterState, UnixMillis},
+        read::parse::{self, ManifestDocument},
+    };
+
+    /// Service that sleeps from the start, with one pod on standby.
+    const SLEEPING: &str = r#"
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata: {name: hello}
+spec:
+  template:
+    metadata:
+      annotations: {autoscaling.knative.dev/initial-scale: "0", rouse.dev/standby: "1"}
+    spec: {containers: [{image: "dev.local/hello:v1"}]}
+"#;
+
+    /// Returns the RouteTable of a local node with these options and the service [`SLEEPING`].
+    fn route_table(config: &ControllerConfig) -> RouteTable {
+        let settings = Arc::new(config.to_settings(String::new()));
+        let cluster = ClusterState { settings, uid_seed: 7, ..ClusterState::default() };
+        let mut machine = ControllerStateMachine::new(cluster, Outbox::new());
+        let role = ClientComponent::Agent;
+        let reporter =
+            ComponentReplica { role, name: config.node.clone(), node: config.node.clone() };
+        let ManifestDocument::Service { name, manifest } =
+            parse::manifest_documents(SLEEPING, &ScalePolicyConfig::default()).remove(0)
+        else {
+            panic!("refused")
+        };
+        for event in [
+            ControllerEvent::ReportStreamBegin { reporter, stream: 1 },
+            ControllerEvent::ManifestApplied { name, manifest },
+        ] {
+            machine.step(UnixMillis(1_000_000), event);
+        }
+        let mut cursor = machine.routes().subscribe();
+        let first = cursor.try_next().expect("routes");
+        let mut table = RouteTable::default();
+        for (_, change) in machine.route_messages(first, &mut cursor).changes {
+            table.apply_change(change.expect("a state"));
+        }
+        table
+    }
+
+    #[test]
+    fn the_timeout_of_standby_is_in_the_orders_of_pods() {
+        let timeouts = |config: &ControllerConfig| -> Vec<Option<Duration>> {
+            let table = route_table(config);
+            table.pods.values().map(|pod| pod.standby.map(|it| it.agent_timeout)).collect()
+        };
+        let config = ControllerConfig::default();
+        assert_eq!(timeouts(&config), [Some(StandbyOrder::DEFAULT_AGENT_TIMEOUT)]);
+        let standby_agent_timeout = Duration::from_secs(30);
+        let config = ControllerConfig { standby_agent_timeout, ..config };
+        assert_eq!(timeouts(&config), [Some(Duration::from_secs(30))]);
+    }
+
+    #[test]
+    fn a_timeout_of_standby_out_of_its_bounds_is_refused() {
+        let check = |standby_agent_timeout| {
+            let config = ControllerConfig { standby_agent_timeout, ..ControllerConfig::default() };
+            config.validate().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(Duration::from_secs(60)), Ok(()));
+        let refused = "standby-agent-timeout is \"5ms\": must be from 10ms to 60s";
+        assert_eq!(check(Duration::from_millis(5)), Err(refused.to_owned()));
     }
 }

@@ -7,7 +7,7 @@ use tests::frozen_pods::frozen_pods;
 use tests::http_client::PlainHttpClient;
 use tests::multi_process_node::{COMPONENTS, MultiProcessNode, get_once, wait_for};
 
-use super::manifest;
+use super::{UP_OPTIONS, manifest};
 use crate::component_restarts::in_client_netns;
 
 /// Components that take no part in the thaw of a pod.
@@ -51,7 +51,8 @@ fn assert_answers_directly(node: &MultiProcessNode, address: SocketAddr) {
 /// Both parts begin and end with one frozen pod, so they share a node.
 #[test]
 fn a_frozen_pod_answers_while_other_components_are_gone_and_once_an_agent_has_started() {
-    let node = MultiProcessNode::new("standby-alone");
+    // A request that passes the pod over finds no activator while the others are gone.
+    let node = MultiProcessNode::with_options("standby-alone", &UP_OPTIONS);
     node.start(&COMPONENTS);
     node.apply(&manifest("kept", 1, "", ""));
     let address = node.cluster_ip("kept");
@@ -92,7 +93,7 @@ fn a_request_that_finds_no_agent_is_answered_once_one_has_started(
     node.start(&["agent"]);
     assert_eq!(client.read_response().expect("a response").status, 200);
     drop(client);
-    // Meanwhile another pod may have started, because no agent answered for the frozen one.
+    // Another pod may have started, if the agent was not there again within the timeout.
     wait_only_frozen(node);
     assert_answers_directly(node, address);
     wait_only_frozen(node);

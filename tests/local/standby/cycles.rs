@@ -15,7 +15,7 @@ use tests::multi_process_node::{COMPONENTS, MultiProcessNode, get_once};
 use tests::rouse_node::RouseNode;
 use tests::wait::wait_for;
 
-use super::{AGENT, CAUSES, apply, manifest, restart_count, thaws_of};
+use super::{AGENT, CAUSES, UP_OPTIONS, apply, manifest, restart_count, thaws_of};
 use crate::component_restarts::in_client_netns;
 use crate::raw_tcp::GreetedConnection;
 
@@ -177,7 +177,7 @@ fn assert_woken_at_once(node: &MultiProcessNode, services: &[String], addresses:
 #[test]
 fn twenty_frozen_pods_are_thawed_without_growth_of_the_agent_and_woken_at_once_without_other_pods()
 {
-    let node = MultiProcessNode::new("standby-flat");
+    let node = MultiProcessNode::with_options("standby-flat", &UP_OPTIONS);
     node.start(&COMPONENTS);
     let services: Vec<String> = (0..SERVICES).map(|number| format!("n{number}")).collect();
     let echo = format!(", env: [{{name: HELLO_ECHO_PORT, value: \"{UNCOUNTED_PORT}\"}}]");

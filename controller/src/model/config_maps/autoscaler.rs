@@ -13,9 +13,6 @@ use crate::model::{
 /// Least and greatest stable window (`autoscaling.WindowMin`, `WindowMax`).
 const WINDOW_BOUNDS: (GoDuration, GoDuration) =
     (GoDuration::from_secs(6), GoDuration::from_secs(3600));
-/// Least and greatest `standby-agent-timeout`. A stream that is opened again at once must not count as lost.
-const AGENT_TIMEOUT_BOUNDS: (GoDuration, GoDuration) =
-    (GoDuration(10_000_000), GoDuration::from_secs(60));
 
 impl ConfigMapSettings for ScalePolicyConfig {
     const NAME: &'static str = "config-autoscaler";
@@ -250,13 +247,10 @@ fn read_standby(keys: &mut ConfigMapReader<'_>, config: &mut StandbyConfig) {
     config.policy.ttl = has_ttl.then(|| ttl.to_duration());
     let mut timeout = GoDuration::from(config.agent_timeout);
     keys.read_duration("standby-agent-timeout", &mut timeout);
-    let (low, high) = AGENT_TIMEOUT_BOUNDS;
-    if timeout < low || timeout > high {
-        let message =
-            format!("standby-agent-timeout = {timeout}, must be in [{low}; {high}] range");
-        keys.add_error(message);
+    match standby_policy::check_agent_timeout(timeout) {
+        Ok(timeout) => config.agent_timeout = timeout,
+        Err(message) => keys.add_error(message),
     }
-    config.agent_timeout = timeout.to_duration();
     keys.read_bool("standby-resize", &mut config.resizes_pods);
 }
 
