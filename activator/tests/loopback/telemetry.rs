@@ -43,7 +43,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 
 use crate::harness::{
     ActivatorFixture, FakeHttp1Pod, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
-    start_pod, unused_port, wait_until,
+    service, start_pod, unused_port, wait_until,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";

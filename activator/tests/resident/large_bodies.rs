@@ -88,7 +88,7 @@ async fn swap_bodies(stream: TcpStream, length: usize) {
         if states_length {
             response = response.header(CONTENT_LENGTH, length);
         }
-        Ok::<_, http::Error>(response.body(pattern_body(length))?)
+        response.body(pattern_body(length))
     });
     http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok();
 }

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     /// Returns the pods whose tasks have begun since the last call.
-    async fn begun(begins: &mut mpsc::UnboundedReceiver<&'static str>) -> Vec<&'static str> {
+    async fn begun(begins: &mut mpsc::Receiver<&'static str>) -> Vec<&'static str> {
         // Each task runs as far as it can between two polls of this one.
         yield_now().await;
         std::iter::from_fn(|| begins.try_recv().ok()).collect()
@@ -139,12 +139,12 @@ mod tests {
     #[tokio::test]
     async fn each_pod_has_one_task_and_some_run_at_a_time() {
         let tasks = PodTasks::new(2);
-        let (begin, mut begins) = mpsc::unbounded_channel();
+        let (begin, mut begins) = mpsc::channel(16);
         let end = Arc::new(Semaphore::new(0));
         let start = |uid: &'static str| {
             let (begin, end) = (begin.clone(), Arc::clone(&end));
             tasks.start(uid.to_owned(), async move {
-                begin.send(uid).expect("the test receives");
+                begin.send(uid).await.expect("the test receives");
                 end.acquire().await.expect("it is never closed").forget();
             });
         };

@@ -76,6 +76,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "maps sock_addr",
             "backend_choice",
+            "refusal",
             "bind bound_connects close connect_records packet sk_lookup udp",
             "connect count",
             "sock_ops",
