@@ -240,12 +240,13 @@ fn build_response_head(
 }
 
 fn parse_fields(from: &[httparse::Header<'_>]) -> Result<HeaderMap, Http1ParseError> {
-    let mut headers = HeaderMap::with_capacity(from.len());
+    let full = |_more| Http1ParseError::TooLarge;
+    let mut headers = HeaderMap::try_with_capacity(from.len()).map_err(full)?;
     for field in from {
         let name =
             HeaderName::from_bytes(field.name.as_bytes()).map_err(|_bad| Http1ParseError::Field)?;
         let value = HeaderValue::from_bytes(field.value).map_err(|_bad| Http1ParseError::Field)?;
-        headers.try_append(name, value).map_err(|_full| Http1ParseError::TooLarge)?;
+        headers.try_append(name, value).map_err(full)?;
     }
     Ok(headers)
 }

@@ -97,6 +97,10 @@ fn a_head_may_have_as_many_fields_as_its_bytes_allow() {
     let text = format!("HTTP/1.1 200 OK\r\n{fields}content-length: 0\r\n\r\n");
     let response = parse_head_in_pieces(text.as_bytes(), 5_000, &Method::GET).unwrap().unwrap();
     assert_eq!(response.headers.len(), 20_001);
+    // A table of fields holds no more than about 24,000.
+    let crowded = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(30_000));
+    let error = parse_head_in_pieces(crowded.as_bytes(), crowded.len(), &Method::GET).unwrap_err();
+    assert_eq!(error, Http1ParseError::TooLarge);
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_POD_HEAD));
     assert_eq!(
         parse_head_in_pieces(endless.as_bytes(), 50_000, &Method::GET).unwrap_err(),
