@@ -5,6 +5,9 @@ import { createInterface } from 'node:readline'
 const [, , , url, workers] = process.argv
 const agent = new Agent({ keepAlive: true, maxSockets: Number(workers) })
 
+// ECONNRESET is the server's close, and ECONNABORTED that of the client's node (docs/paths.md).
+const closed = ['ECONNRESET', 'ECONNABORTED']
+
 const ask = () => new Promise((resolve, reject) => {
   const request = get(url, { agent }, (response) => {
     response.resume()
@@ -15,8 +18,8 @@ const ask = () => new Promise((resolve, reject) => {
     })
   })
   request.on('error', (error) => {
-    // As Node's documentation advises: the server has closed an idle connection.
-    if (request.reusedSocket && error.code === 'ECONNRESET') resolve(ask())
+    // As Node's documentation advises: an idle connection was closed.
+    if (request.reusedSocket && closed.includes(error.code)) resolve(ask())
     else reject(error)
   })
 })
