@@ -209,6 +209,24 @@ fn a_deleted_record_changes_no_owner() {
     assert_eq!(record(&api_server), json!({"5432": entry(&api_server, "older")}));
 }
 
+/// Without the entry, an older service that asks for the port later would take it.
+#[test]
+fn an_entry_that_an_operator_removes_is_written_again_for_the_only_service() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "older", None, "tcp");
+    apply_tcp(&mut api_server, "first", "5432");
+    // The edited object keeps the annotation of the last apply.
+    let mut edited = api_server.objects[&(ResourceKind::ConfigMap, record_name())].clone();
+    edited["data"] = json!({});
+    for event in api_server.apply(ResourceKind::ConfigMap, &record_name(), edited) {
+        api_server.step(event);
+    }
+    assert_eq!(record(&api_server), json!({"5432": entry(&api_server, "first")}));
+    apply_tcp(&mut api_server, "older", "5432");
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+}
+
 #[test]
 fn a_port_that_no_service_may_have_is_refused_with_the_reason() {
     let mut api_server = FakeApiServer::new();
