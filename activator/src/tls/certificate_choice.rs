@@ -40,6 +40,12 @@ impl<'a, C: NamedCertificate> CertificateCandidates<'a, C> {
     pub fn choose(self, host: Option<&str>, is_usable: impl Fn(&C) -> bool) -> Option<&'a C> {
         let Self { own: mut candidates, shared, is_sni_strict } = self;
         if let Some(host) = host {
+            let is_named = |it: &C| it.names().has_exact(host) || it.names().has_wildcard_for(host);
+            // A listener has certificates for several hosts. One of another host must not take the place of those that
+            // the client cannot use.
+            if candidates.iter().any(|it| is_named(it)) {
+                candidates.retain(|it| is_named(it));
+            }
             // The sort keeps the order of certificates that name the host in the same way.
             candidates.sort_by_key(|it| {
                 let names = it.names();
@@ -126,6 +132,19 @@ mod tests {
         assert_eq!(chosen("b.example"), Some("other"));
         assert_eq!(chosen("c.example"), Some("wildcard"));
         assert_eq!(chosen("c.b.example"), Some("other"), "the first one for all other names");
+    }
+
+    /// The two certificates of a listener are for one host each, and have keys of two kinds.
+    #[test]
+    fn a_client_that_cannot_use_the_certificate_of_its_host_gets_none_of_another_host() {
+        let own = [certificate("rsa-a", &["a.example"]), certificate("ecdsa-b", &["b.example"])];
+        let is_rsa = |label: &str| label.starts_with("rsa");
+        let chosen = |host| choose(&own, &[], Some(host), is_rsa);
+        assert_eq!(chosen("a.example"), Some("rsa-a"));
+        assert_eq!(chosen("b.example"), Some("ecdsa-b"), "the handshake fails");
+        assert_eq!(chosen("c.example"), Some("rsa-a"), "of those for all other names");
+        let shared = [certificate("rsa-b", &["b.example"])];
+        assert_eq!(choose(&own, &shared, Some("b.example"), is_rsa), Some("rsa-b"));
     }
 
     #[test]

@@ -218,7 +218,8 @@ pub struct NameIndex {
     pub registry: NameRegistry,
     /// State of placeholders, by name: the Services that reserve names of Routes.
     pub placeholders: BTreeMap<NamespacedName, PlaceholderState>,
-    /// UIDs of the Routes that own gateway ports, as the leader has recorded them; `None`: there is no record.
+    /// UIDs of the Routes that own gateway ports, as the leader has recorded them; `None`: no record is known. The last
+    /// known one counts while it is deleted.
     pub port_record: Option<BTreeMap<NonZeroU16, Uid>>,
     /// Pairs of an object's name and its app, for names that do not begin with the app's since they were cut or chosen.
     pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
@@ -231,8 +232,15 @@ pub struct NameIndex {
 impl NameIndex {
     /// Returns the claim that owns a gateway port.
     pub fn port_owner(&self, port: NonZeroU16) -> Option<&name_registry::NameClaim> {
-        let recorded = self.port_record.as_ref().and_then(|record| record.get(&port)).copied();
-        self.registry.port_owner(port, recorded, &self.placeholders)
+        let is_recorded = |claim: &name_registry::NameClaim| match &self.port_record {
+            Some(record) => record.get(&port) == Some(&claim.uid),
+            // Controllers of earlier releases have recorded owners on their placeholders.
+            None => self
+                .placeholders
+                .get(&claim.service)
+                .is_some_and(|it| it.owner_uid == claim.uid && it.gateway_port == Some(port)),
+        };
+        self.registry.port_owner(port, is_recorded, &self.placeholders)
     }
 }
 

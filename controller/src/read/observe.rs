@@ -288,6 +288,7 @@ pub fn read_placeholder(object: &Value) -> Option<PlaceholderState> {
         owner_uid: owner,
         created,
         affinity: scaled_service::read_affinity(&object["spec"]),
+        gateway_port: annotation(object, key::OWNED_GATEWAY_PORT).and_then(parse_port),
     })
 }
 

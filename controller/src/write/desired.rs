@@ -311,5 +311,9 @@ fn with_placeholder<T>(
             cluster,
         ),
         affinity: placeholder_affinity(cluster, owner, allocation),
+        gateway_port: match allocation.tag {
+            None => plan::gateway_ports::owned_port(app, owner, cluster),
+            Some(_) => None,
+        },
     }))
 }

@@ -257,6 +257,7 @@ impl ApiServerFixture {
             serves_tcp: false,
             serves_local_tls: false,
             affinity: None,
+            gateway_port: None,
         })
     }
 }

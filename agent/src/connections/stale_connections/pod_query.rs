@@ -52,8 +52,8 @@ pub(super) struct InUseQueries {
     /// Permits of the queries that may be under way.
     turns: Arc<Semaphore>,
     begin_time: Duration,
-    /// First pod that the last round has left out. The next round begins with it: pods that do not respond must not keep
-    /// others from their turn.
+    /// First pod that the last round with such pods has left out. Rounds begin with it: pods that do not respond must not
+    /// keep others from their turn.
     next_pod: Arc<Mutex<Option<SocketAddr>>>,
 }
 
@@ -118,7 +118,10 @@ impl InUseQueries {
                 });
             }
         }
-        *lock(&self.next_pod) = next_pod;
+        // A round that has reached all of its pods says nothing about those that another one has left out.
+        if next_pod.is_some() {
+            *lock(&self.next_pod) = next_pod;
+        }
         while let Some(result) = queries.join_next().await {
             match result {
                 Ok((pod, Ok(clients))) => report.activities.extend(
@@ -290,6 +293,12 @@ mod tests {
             assert_eq!(report, expected);
         }
         assert_eq!(*lock(&asked), [pod(1), pod(2), pod(3)]);
+        // A round of few pods, which are all asked, comes between two of all pods.
+        for (hosts, left_out) in [(1..=3, 2), (1..=1, 0), (1..=3, 2)] {
+            let report = queries.send_by(clients_of(hosts), query).await;
+            assert_eq!(report.left_out.len(), left_out);
+        }
+        assert_eq!(lock(&asked)[3..], [pod(1), pod(1), pod(2)]);
         let report = queries.send_by(clients_of(2..=2), query).await;
         assert_eq!(report, InUseReport::default(), "the pod at which it began has left");
     }

@@ -94,16 +94,21 @@ impl ControllerStateMachine {
 
     /// Handles the record of the owners of gateway ports, which the leader writes and every replica follows.
     pub(super) fn observe_port_record(&mut self, object: Option<&Value>) {
-        let (record, names) = (object.map(observe::read_port_record), &mut self.cluster.names);
-        if names.port_record == record {
+        // Also without a change: a record that was deleted is to be written again.
+        self.effects.changed_keys.push(part_keys::port_record_key(&self.cluster));
+        // The owners of a deleted record stay. Otherwise those of the annotations would count, which users may write.
+        let Some(record) = object.map(observe::read_port_record) else { return };
+        let names = &mut self.cluster.names;
+        if names.port_record.as_ref() == Some(&record) {
             return;
         }
-        let before = std::mem::replace(&mut names.port_record, record);
-        let ports = before.iter().chain(&names.port_record).flat_map(BTreeMap::keys);
-        let ports: BTreeSet<NonZeroU16> = ports.copied().collect();
+        let before = names.port_record.replace(record);
+        let owned = names.placeholders.values().filter_map(|it| it.gateway_port);
+        // The annotations have counted until the first record.
+        let annotated = owned.filter(|_| before.is_none());
+        let recorded = before.iter().chain(&names.port_record).flat_map(BTreeMap::keys).copied();
+        let ports: BTreeSet<NonZeroU16> = recorded.chain(annotated).collect();
         ports.into_iter().for_each(|port| names.registry.mark_port_changed(port));
-        // Without the record, its owners are to be written again.
-        self.effects.changed_keys.push(part_keys::port_record_key(&self.cluster));
     }
 
     /// Plans the apps and mappings whose names may have another owner now.

@@ -334,7 +334,8 @@ impl ControllerStateMachine {
         // The app has no field for these, but its routes and URLs depend on them.
         let unstored = |cluster: &ClusterState| {
             let placeholder = cluster.names.placeholders.get(name);
-            placeholder.map(|it| (it.is_cluster_local, it.affinity)).unwrap_or_default()
+            let fields = placeholder.map(|it| (it.is_cluster_local, it.affinity, it.gateway_port));
+            fields.unwrap_or_default()
         };
         let before = unstored(&self.cluster);
         match object.and_then(observe::read_placeholder) {

@@ -1,6 +1,6 @@
 //! Pure: state of one app: its Service, Configuration and Route.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, num::NonZeroU16, sync::Arc, time::Duration};
 
 use super::{
     AppRevision, RevisionPod,
@@ -302,6 +302,9 @@ pub struct PlaceholderState {
     pub created: UnixMillis,
     /// Time for which a client keeps its pod, as a user has set it; `None`: no affinity.
     pub affinity: Option<Duration>,
+    /// Gateway port that the Route owns, as its annotation says. Users of the namespace may write it, so it counts only
+    /// while no record of the owners is known.
+    pub gateway_port: Option<NonZeroU16>,
 }
 
 /// Source of the ClusterIPs of a name.

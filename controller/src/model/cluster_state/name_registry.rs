@@ -216,18 +216,18 @@ impl NameRegistry {
         all.min_by(|a, b| (since(a), claim_order(a)).cmp(&(since(b), claim_order(b))))
     }
 
-    /// Returns the claim that owns a gateway port: that of the Route with the recorded UID, else the older one.
+    /// Returns the claim that owns a gateway port: that of the Route that is recorded as its owner, else the older one.
     pub fn port_owner(
         &self,
         port: NonZeroU16,
-        recorded: Option<Uid>,
+        is_recorded: impl Fn(&NameClaim) -> bool,
         placeholders: &BTreeMap<NamespacedName, PlaceholderState>,
     ) -> Option<&NameClaim> {
         let has_service = |claim: &&NameClaim| {
             self.service_owner(&claim.service, placeholders)
                 .is_some_and(|owner| owner.claimant == claim.claimant)
         };
-        let recorded_first = |claim: &NameClaim| Reverse(Some(claim.uid) == recorded);
+        let recorded_first = |claim: &NameClaim| Reverse(is_recorded(claim));
         let all = self.claims.get(&ClaimedName::GatewayPort(port).hash_key())?.iter();
         let all = all.filter(has_service);
         all.min_by(|a, b| {

@@ -107,6 +107,9 @@ pub const HSTS: &str = "rouse.dev/hsts";
 pub const PROTOCOL: &str = "rouse.dev/protocol";
 /// Gateway port of a Route: each connection to it from outside is raw TCP for the service.
 pub const GATEWAY_PORT: &str = "rouse.dev/port";
+/// Annotation of the placeholder of a Route's own name: the gateway port that the Route owns. Controllers of earlier
+/// releases have no other record of it.
+pub const OWNED_GATEWAY_PORT: &str = "rouse.dev/gateway-port";
 /// Kubernetes' annotation for hints in proportion to the CPU of the zones: `Auto` or `auto`.
 pub const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 /// Retired spelling of [`TOPOLOGY_MODE`], which counts first.

@@ -43,7 +43,7 @@ pub struct ObservedObject {
     pub replicas: Option<i64>,
     /// True if the object has a `deletionTimestamp`.
     pub is_terminating: bool,
-    /// Hash of the spec for kinds without a generation; otherwise 0.
+    /// Hash of the spec, or of a ConfigMap's data, for kinds without a generation; otherwise 0.
     pub spec_hash: u64,
     /// True if another client changed the spec after the controller's last apply.
     pub changed_by_others: bool,
@@ -53,6 +53,13 @@ pub struct ObservedObject {
     pub scaled_to: Option<u32>,
     /// Number of pods that its user wants, as the workload of a scaled Service records it.
     pub user_replicas: Option<u32>,
+}
+
+/// Returns the hash of an object's spec, or of the data of a ConfigMap. The API server leaves empty data out.
+pub fn spec_hash(object: &Value) -> u64 {
+    let is_empty = |data: &Value| data.as_object().is_some_and(serde_json::Map::is_empty);
+    let data = object.get("data").filter(|it| !is_empty(it));
+    stable_json_hash(object.get("spec").or(data).unwrap_or(&Value::Null))
 }
 
 impl ObservedObject {
@@ -73,7 +80,7 @@ impl ObservedObject {
             status_hash: stable_json_hash(&object["status"]),
             replicas: object["spec"]["replicas"].as_i64(),
             is_terminating: meta["deletionTimestamp"].is_string(),
-            spec_hash: if generation == 0 { stable_json_hash(&object["spec"]) } else { 0 },
+            spec_hash: if generation == 0 { spec_hash(object) } else { 0 },
             changed_by_others: false,
             has_revision_label: has_revision_label(object),
             scaled_to: number(key::SCALED_TO),
@@ -274,6 +281,15 @@ mod tests {
             resource_version: version.into(),
             ..ObservedObject::default()
         }
+    }
+
+    #[test]
+    fn a_config_map_has_the_hash_of_its_data() {
+        let hash = |object: Value| ObservedObject::from_object(&object).spec_hash;
+        let [one, other] = ["1", "2"].map(|it| hash(json!({"data": {"a": it}})));
+        assert_ne!(one, other);
+        assert_eq!(hash(json!({"data": {}})), hash(json!({})), "the API server leaves them out");
+        assert_ne!(one, hash(json!({})));
     }
 
     #[test]

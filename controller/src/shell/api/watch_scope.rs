@@ -512,6 +512,7 @@ mod tests {
             serves_tcp: true,
             serves_local_tls: true,
             affinity: Some(std::time::Duration::from_secs(60)),
+            gateway_port: None,
         };
         let made = placeholder_service(&placeholder).body;
         let mut kept = made.clone();

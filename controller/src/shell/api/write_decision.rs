@@ -3,7 +3,7 @@
 use common::wire::NamespacedName;
 use serde_json::{Value, json};
 
-use super::object_cache::ObservedObject;
+use super::object_cache::{ObservedObject, spec_hash};
 use crate::model::{
     knative::key::{SCALED_TO, USER_REPLICAS},
     object::{
@@ -210,7 +210,10 @@ fn object_action(
         return WriteAction::NotOwned(error);
     }
     // The hash covers the last applied body only, so `changed_by_others` is needed to notice changes by others.
-    let stands = observed.applied_hash == Some(desired_hash) && !observed.changed_by_others;
+    // Changes of a ConfigMap are seen by its data: it has neither an owner nor a generation.
+    let is_changed = observed.changed_by_others
+        || (key.resource == ResourceKind::ConfigMap && observed.spec_hash != spec_hash(&body));
+    let stands = observed.applied_hash == Some(desired_hash) && !is_changed;
     // A deletion cannot be stopped; once it is done, the watch reports it and the object is created again.
     if stands || observed.is_terminating {
         return WriteAction::None;

@@ -1,6 +1,6 @@
 //! Pure: the core group's Services: two for each Revision, one for each name of a Route.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU16, time::Duration};
 
 use common::wire::AppProtocol;
 use k8s_openapi::{
@@ -35,10 +35,11 @@ const HTTPS_PORT: i32 = 443;
 pub(super) const HTTPS_PORT_NAME: &str = "https";
 
 /// Annotations of a Route that its Services do not inherit. With [`key::SCALE_TO_ZERO`] they would be scaled Services.
-const UNINHERITED_ANNOTATIONS: [&str; 5] = [
+const UNINHERITED_ANNOTATIONS: [&str; 6] = [
     APPLIED_ANNOTATION,
     key::SCALE_TO_ZERO,
     ACTIVATOR_PORT_ANNOTATION,
+    key::OWNED_GATEWAY_PORT,
     key::ALLOCATIONS,
     "kubectl.kubernetes.io/last-applied-configuration",
 ];
@@ -137,6 +138,8 @@ pub struct PlaceholderSpec<'a> {
     pub serves_local_tls: bool,
     /// Time for which a client keeps its pod, as a user has set it on the placeholder; `None`: no affinity.
     pub affinity: Option<Duration>,
+    /// Gateway port that the Route owns, if the name is its own.
+    pub gateway_port: Option<NonZeroU16>,
 }
 
 impl PlaceholderSpec<'_> {
@@ -158,13 +161,15 @@ impl PlaceholderSpec<'_> {
         labels
     }
 
-    /// Annotations of the placeholder: the Route's, and the port of its name at the activators.
+    /// Annotations of the placeholder: the Route's, the port of its name at the activators, and its gateway port.
     fn annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = self.route_annotations.clone();
         // The annotations of `kubectl apply` and of Rouse's writer describe the Route object, not this one.
         annotations.retain(|key, _| !UNINHERITED_ANNOTATIONS.contains(&key.as_str()));
         let port = self.activator_port.map(|port| port.to_string());
         annotations.extend(port.map(|port| (ACTIVATOR_PORT_ANNOTATION.to_owned(), port)));
+        let port = self.gateway_port.map(|port| port.to_string());
+        annotations.extend(port.map(|port| (key::OWNED_GATEWAY_PORT.to_owned(), port)));
         annotations
     }
 

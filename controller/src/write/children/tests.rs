@@ -98,6 +98,7 @@ const ROUTE: PlaceholderSpec<'static> = PlaceholderSpec {
     serves_tcp: false,
     serves_local_tls: false,
     affinity: None,
+    gateway_port: None,
 };
 
 static NO_SHARES: LazyLock<ZoneShares> = LazyLock::new(ZoneShares::default);

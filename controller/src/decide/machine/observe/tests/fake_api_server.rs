@@ -343,7 +343,9 @@ impl FakeApiServer {
         }
         let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
         let same_spec = before.as_ref().is_some_and(|it| it["spec"] == object["spec"]);
-        object["metadata"]["generation"] = json!(generation + i64::from(!same_spec));
+        if resource != ResourceKind::ConfigMap {
+            object["metadata"]["generation"] = json!(generation + i64::from(!same_spec));
+        }
         if before.as_ref() == Some(&object) {
             return Vec::new();
         }

@@ -133,7 +133,7 @@ fn no_object_of_a_namespace_shows_who_came_first() {
     apply(&mut api_server, "older", None, "tcp");
     apply_tcp(&mut api_server, "first", "5432");
     let mut forged = api_server.object(ResourceKind::Service, "older").clone();
-    forged["metadata"]["annotations"]["rouse.dev/gateway-port"] = json!("5432");
+    forged["metadata"]["annotations"][key::OWNED_GATEWAY_PORT] = json!("5432");
     for event in api_server.apply(ResourceKind::Service, &name("older"), forged) {
         api_server.step(event);
     }
@@ -156,6 +156,75 @@ fn a_service_that_is_made_again_waits_and_a_deleted_record_is_written_again() {
     }
     assert_eq!(record(&api_server), json!({"5432": entry(&api_server, "second")}));
     assert_eq!(port_owners(&api_server), ["second:5432"]);
+}
+
+/// Controllers of earlier releases recorded owners on placeholders only.
+#[test]
+fn an_upgrade_takes_over_the_owners_that_placeholders_record() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "older", None, "tcp");
+    apply_tcp(&mut api_server, "first", "5432");
+    apply_tcp(&mut api_server, "older", "5432");
+    let first = entry(&api_server, "first");
+    api_server.objects.remove(&(ResourceKind::ConfigMap, record_name()));
+    assert_eq!(port_owners(&api_server), ["first:5432"], "by the annotation alone");
+
+    api_server.machine = machine().loading();
+    api_server.other_replica = None;
+    for event in observations(&api_server.objects, &[]) {
+        api_server.step(event);
+    }
+    api_server.step(ControllerEvent::InitialListSynced);
+    api_server.report_all_ready();
+    api_server.step(ControllerEvent::LeadershipChanged(true));
+    assert_eq!(record(&api_server), json!({"5432": first}));
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+    // Controllers that are not upgraded yet follow the annotation.
+    let placeholder = api_server.object(ResourceKind::Service, "first");
+    assert_eq!(placeholder["metadata"]["annotations"][key::OWNED_GATEWAY_PORT], "5432");
+}
+
+/// Users of a namespace may write the annotation, and wait until an operator deletes the record by mistake.
+#[test]
+fn a_deleted_record_changes_no_owner() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "older", None, "tcp");
+    apply_tcp(&mut api_server, "first", "5432");
+    apply_tcp(&mut api_server, "older", "5432");
+    let first = entry(&api_server, "first");
+    for event in api_server.delete(ResourceKind::ConfigMap, &record_name()) {
+        api_server.step(event);
+    }
+    assert_eq!(record(&api_server), json!({"5432": first}));
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
+    // An entry that an operator removes gives the port to the oldest.
+    let metadata = json!({"name": PORT_RECORD_NAME, "namespace": "knative-serving"});
+    let emptied = json!({"metadata": metadata, "data": {}});
+    for event in api_server.apply(ResourceKind::ConfigMap, &record_name(), emptied) {
+        api_server.step(event);
+    }
+    assert_eq!(port_owners(&api_server), ["older:5432"]);
+    assert_eq!(record(&api_server), json!({"5432": entry(&api_server, "older")}));
+}
+
+/// Without the entry, an older service that asks for the port later would take it.
+#[test]
+fn an_entry_that_an_operator_removes_is_written_again_for_the_only_service() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432");
+    apply(&mut api_server, "older", None, "tcp");
+    apply_tcp(&mut api_server, "first", "5432");
+    // The edited object keeps the annotation of the last apply.
+    let mut edited = api_server.objects[&(ResourceKind::ConfigMap, record_name())].clone();
+    edited["data"] = json!({});
+    for event in api_server.apply(ResourceKind::ConfigMap, &record_name(), edited) {
+        api_server.step(event);
+    }
+    assert_eq!(record(&api_server), json!({"5432": entry(&api_server, "first")}));
+    apply_tcp(&mut api_server, "older", "5432");
+    assert_eq!(port_owners(&api_server), ["first:5432"]);
 }
 
 #[test]
