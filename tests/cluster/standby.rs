@@ -1,11 +1,12 @@
 //! Services on standby on a real Kubernetes: frozen pods answer requests, and Kubernetes sees running pods.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tests::client_pod::{ClientPod, CurlResponse};
 use tests::frozen_pods::is_frozen;
-use tests::installed_cluster::RouseCluster;
+use tests::installed_cluster::{RouseCluster, set_config_map};
 use tests::load_process::LoadProcess;
 
 mod actions;
@@ -18,6 +19,48 @@ mod wakes;
 const AGENT: &str = "rouse-agent";
 /// Names of the nodes.
 const NODES: [&str; 2] = ["node1", "node2"];
+
+/// Key of `config-autoscaler` with the time after which frozen pods are passed over.
+const AGENT_TIMEOUT_KEY: &str = "standby-agent-timeout";
+/// Value for tests in which frozen pods answer themselves. With the default of 250 ms they would be passed over at times:
+/// while containers start, the agent of a busy machine may answer later.
+const LONG_AGENT_TIMEOUT: &str = "30s";
+
+/// Setting that frozen pods have [`LONG_AGENT_TIMEOUT`], in force until the last test drops it. Tests that pass pods over
+/// go without it, and run at no time beside the others.
+///
+/// A test applies it before its pods freeze. That takes a window without requests, so the order of each frozen pod has
+/// the value.
+struct LongAgentTimeout<'a>(&'a RouseCluster);
+
+/// Number of running tests that have applied the setting.
+static LONG_TIMEOUT_USERS: Mutex<usize> = Mutex::new(0);
+
+impl<'a> LongAgentTimeout<'a> {
+    fn apply(rouse: &'a RouseCluster) -> Self {
+        let mut users = LONG_TIMEOUT_USERS.lock().unwrap_or_else(PoisonError::into_inner);
+        if *users == 0 {
+            set_agent_timeout(rouse, &json!(LONG_AGENT_TIMEOUT)).expect("a good value is taken");
+        }
+        *users += 1;
+        Self(rouse)
+    }
+}
+
+impl Drop for LongAgentTimeout<'_> {
+    fn drop(&mut self) {
+        let mut users = LONG_TIMEOUT_USERS.lock().unwrap_or_else(PoisonError::into_inner);
+        *users -= 1;
+        if *users == 0 {
+            let _restored = set_agent_timeout(self.0, &Value::Null);
+        }
+    }
+}
+
+fn set_agent_timeout(rouse: &RouseCluster, value: &Value) -> Result<String, String> {
+    let keys = [AGENT_TIMEOUT_KEY];
+    set_config_map(&rouse.cluster, "config-autoscaler", &keys, &value.to_string())
+}
 
 /// Manifest of a service with the shortest window that keeps one frozen pod. `annotations` continue those of its
 /// template, `container` is the content of its container, and `spec` are further lines of its template's spec.

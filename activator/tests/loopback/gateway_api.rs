@@ -10,11 +10,14 @@ use common::{
         PlainBackend, RequestRedirect, RouteBackend, RuleTimeouts, UrlRewrite,
     },
 };
-use tokio::io::AsyncWriteExt as _;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
 use crate::{
     h2c::{self, FakeHttp2Pod, Http2TestClient},
-    harness::{ActivatorFixture, FakeHttp1Pod, OK, read_head, service, start_pod, start_pod_with},
+    harness::{
+        ActivatorFixture, FakeHttp1Pod, OK, PausedClock, read_head, read_rest, read_until, service,
+        start_pod, start_pod_with,
+    },
 };
 
 /// Response with a header that a rule removes.
@@ -44,9 +47,12 @@ fn set_host(fixture: &mut ActivatorFixture, key: &str, rules: Vec<HttpRule>) {
     fixture.apply_change(|table| drop(table.gateway_hosts.insert(entry.key.clone(), entry)));
 }
 
+fn get_request(host: &str, path: &str, fields: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n")
+}
+
 async fn get(fixture: &ActivatorFixture, host: &str, path: &str, fields: &str) -> String {
-    let head = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{fields}\r\n");
-    fixture.exchange_at(fixture.outside, &head).await
+    fixture.exchange_at(fixture.outside, &get_request(host, path, fields)).await
 }
 
 async fn start() -> (ActivatorFixture, FakeHttp1Pod, FakeHttp1Pod) {
@@ -327,6 +333,7 @@ async fn a_rule_limits_the_time_of_a_request_and_of_each_exchange() {
 
 #[tokio::test]
 async fn a_response_that_has_begun_is_cut_off_at_the_timeout_of_its_rule() {
+    const LIMIT_MS: u64 = 1000;
     let (mut fixture, _pod, _other) = start().await;
     let stalling = start_pod_with(|mut stream, _| async move {
         read_head(&mut stream).await;
@@ -336,12 +343,18 @@ async fn a_response_that_has_begun_is_cut_off_at_the_timeout_of_its_rule() {
     });
     let address = stalling.await;
     let rules = vec![
-        limited("/request", Some(1000), None, address),
-        limited("/backend", None, Some(1000), address),
+        limited("/request", Some(LIMIT_MS), None, address),
+        limited("/backend", None, Some(LIMIT_MS), address),
     ];
     set_host(&mut fixture, "http://*", rules);
     for path in ["/request", "/backend"] {
-        let response = get(&fixture, "any.test", path, "").await;
+        // A busy machine may need longer than the timeout before the response begins.
+        let clock = PausedClock::start_paused();
+        let mut client = TcpStream::connect(fixture.outside).await.unwrap();
+        client.write_all(get_request("any.test", path, "").as_bytes()).await.unwrap();
+        let mut response = read_until(&mut client, "5\r\nbegun\r\n").await;
+        clock.advance(Duration::from_millis(LIMIT_MS + 1)).await;
+        response += &read_rest(&mut client).await;
         assert_eq!(status(&response), "200", "{path}: {response}");
         // Without the last chunk, clients know that the response is not whole.
         assert!(response.ends_with("5\r\nbegun\r\n"), "{path}: {response}");

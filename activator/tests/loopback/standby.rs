@@ -22,6 +22,10 @@ use tokio::{
 
 use crate::harness::{ActivatorFixture, GET, OK, pod, read_rest, start_pod, wait_until};
 
+/// Timeout of the orders of frozen pods. A request that is not written yet leaves a pod that is passed over, so that the
+/// pod would never get it. Also on a busy machine, a request is written to its new connection within this time.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A frozen process closes no connection whose time is over. It may do so at its thaw, together with the next request.
 #[tokio::test]
 async fn no_connection_to_a_pod_with_a_standby_order_is_used_twice() {
@@ -41,7 +45,7 @@ async fn no_connection_to_a_pod_with_a_standby_order_is_used_twice() {
 /// Adds a pod with an order that is frozen: the kernel accepts connections at this address, and no process does.
 async fn add_frozen_pod(fixture: &mut ActivatorFixture, address: [u8; 4]) -> TcpListener {
     let listener = TcpListener::bind((std::net::Ipv4Addr::from(address), 0)).await.unwrap();
-    let order = StandbyOrder { agent_timeout: Duration::from_millis(50), ..standby_order() };
+    let order = StandbyOrder { agent_timeout: AGENT_TIMEOUT, ..standby_order() };
     let at = listener.local_addr().unwrap();
     let entry = PodEntry { standby: Some(order), ..pod("p", at, RoutingPhase::Ready) };
     fixture.apply_change(|table| drop(table.pods.insert("p".to_owned(), entry)));

@@ -158,6 +158,8 @@ async fn a_database_of_mysql_behind_a_held_connection_answers_with_and_without_t
         mariadbd.arg(format!("--{option}={}", files.path(name)));
     }
     mariadbd.args(["--innodb-log-file-size=4M", "--innodb-buffer-pool-size=8M"]);
+    // By default the server ends a connection whose client has not logged in after 10 s, as on a busy machine.
+    mariadbd.arg("--connect-timeout=300");
     let server = ReferenceServerProcess::start(&mut mariadbd);
 
     let client = |address: SocketAddr, sql: &str, more: &[&str]| {

@@ -16,7 +16,7 @@ use tests::shared_folder::SharedFolder;
 use tests::streaming_exchange::StreamingExchange;
 use tests::test_cluster::find_condition;
 
-use super::{FrozenPod, StandbyService, assert_direct, manifest};
+use super::{FrozenPod, LongAgentTimeout, StandbyService, assert_direct, manifest};
 use crate::pod_termination::evict_pod;
 
 /// Feature that allows pods to mount a directory of their node.
@@ -32,6 +32,7 @@ fn wait_replaced(service: &StandbyService<'_>, old: &FrozenPod) {
 #[test]
 fn a_frozen_pod_that_is_deleted_or_evicted_ends_in_order_and_is_replaced() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-end");
     let namespace = &namespace.name;
     let service = StandbyService::create(&rouse, namespace, "ended", "", HELLO_CONTAINER);
@@ -75,6 +76,7 @@ fn hello_processes(cgroup: &Path) -> Vec<Pid> {
 #[test]
 fn a_frozen_container_that_is_killed_starts_again_in_its_pod() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-kill");
     let namespace = &namespace.name;
     let service = StandbyService::create(&rouse, namespace, "killed", "", HELLO_CONTAINER);
@@ -122,6 +124,7 @@ impl<'a> ServiceWithProgram<'a> {
 #[test]
 fn a_command_runs_in_a_frozen_pod_which_stays_awake_until_its_end() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-exec");
     let namespace = &namespace.name;
     let ServiceWithProgram { service, folder, _features } =
@@ -206,6 +209,7 @@ fn requests_of(service: &StandbyService<'_>, pod: &FrozenPod) -> (Value, Value) 
 #[test]
 fn a_frozen_pod_gives_its_cpu_request_back_and_gets_it_again_once_it_serves() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-size");
     let namespace = &namespace.name;
     let container =

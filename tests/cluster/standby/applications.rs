@@ -11,7 +11,7 @@ use tests::knative_features::EnabledFeatures;
 use tests::shared_folder::SharedFolder;
 use tests::test_cluster::HELLO_IMAGE;
 
-use super::{FrozenPod, StandbyService, manifest};
+use super::{FrozenPod, LongAgentTimeout, StandbyService, manifest};
 
 /// Features that allow pods to mount directories of their node.
 const HOST_PATH: [&str; 1] = ["kubernetes.podspec-volumes-hostpath"];
@@ -179,6 +179,7 @@ fn write_files(folder: &SharedFolder) {
 #[test]
 fn third_party_applications_answer_right_after_a_freeze() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-apps");
     let namespace = &namespace.name;
     let folder = SharedFolder::new(namespace);

@@ -7,7 +7,7 @@ use tests::client_pod::ClientPod;
 use tests::installed_cluster::{HELLO_CONTAINER, RouseCluster};
 use tests::load_process::{LoadRequest, assert_none_lost};
 
-use super::{AGENT, FrozenPod, NODES, StandbyService, assert_direct};
+use super::{AGENT, FrozenPod, LongAgentTimeout, NODES, StandbyService, assert_direct};
 use crate::faults::{
     InjectedFault,
     components::{SuspendedProcess, pod_pid},
@@ -52,6 +52,7 @@ fn kill_while_frozen(rouse: &RouseCluster, agent: Pid, pod: &FrozenPod) {
 #[test]
 fn a_frozen_pod_answers_while_api_server_and_all_other_components_are_suspended() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-alone");
     let service = StandbyService::create(&rouse, &namespace.name, "kept", "", HELLO_CONTAINER);
     let (pod, url) = (service.wait_frozen(), service.url());
@@ -154,6 +155,7 @@ fn a_frozen_pod_whose_agent_hangs_is_passed_over() {
 #[test]
 fn restarts_of_kubelet_and_containerd_leave_a_frozen_pod_as_it_is() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-daemons");
     let namespace = &namespace.name;
     let service = StandbyService::create(&rouse, namespace, "kept", "", HELLO_CONTAINER);
@@ -175,6 +177,7 @@ fn restarts_of_kubelet_and_containerd_leave_a_frozen_pod_as_it_is() {
 #[test]
 fn a_drained_node_leaves_the_standby_to_the_other_one() {
     let rouse = RouseCluster::shared();
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let namespace = rouse.namespace("standby-drain");
     let service = StandbyService::create(&rouse, &namespace.name, "drained", "", HELLO_CONTAINER);
     let pod = service.wait_frozen();
@@ -201,6 +204,8 @@ fn a_node_that_boots_again_has_its_standby_again() {
     // The client pod on that node ended with the node.
     let client = rouse.client_on(pod.other_node());
     rouse.cluster.wait("a response", || (client.get(&url).status == 200).then_some(()));
+    // Only now, so that the response above waits for no pod of the node that was away.
+    let _timeout = LongAgentTimeout::apply(&rouse);
     let again = service.wait_frozen();
     assert_direct(&client.get(&url), client, &again);
     service.wait_frozen_again(&again);

@@ -44,6 +44,30 @@ fn connect_from_node(node: &str) -> TcpStream {
     stream
 }
 
+/// Sends a request over a new connection to a frozen pod, in whose kernel it waits.
+fn send_waiting_request(node: &str) -> TcpStream {
+    let mut stream = connect_from_node(node);
+    stream.write_all(b"GET /quick HTTP/1.1\r\nHost: a\r\n\r\n").expect("an open connection");
+    stream
+}
+
+/// Waits for the response to a waiting request, which shows that the pod was thawed. The pod may be frozen again by then.
+fn assert_answered(stream: &mut TcpStream) {
+    let mut status = [0; 15];
+    stream.read_exact(&mut status).expect("a response");
+    assert_eq!(&status, b"HTTP/1.1 200 OK");
+}
+
+/// Accepts a connection that was led to an activator. Its connect may have returned a moment before it can be accepted.
+fn accept_led(activator: &TcpListener) {
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while let Err(error) = activator.accept() {
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        assert!(Instant::now() < deadline, "no connect was led to the activator");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Sends requests with pauses of up to `pause_max_ms`, in which the pod may freeze. All go over one connection if
 /// `is_kept`, and otherwise each over its own.
 fn send_with_pauses(node: &str, requests: u64, is_kept: bool, pause_max_ms: u64, mut seed: u64) {
@@ -180,6 +204,16 @@ impl AgentFixture {
             assert!(Instant::now() < deadline, "never {count} but {:?}", used_pod_count(&pins));
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Waits until the pod's listeners have accepted this number of connections, and no more. A connect may return a
+    /// moment before: the kernel handles the client's last packet of the handshake later on a busy machine.
+    fn wait_accepted(&self, count: u64) {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while accepted_connections(self) < count && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(accepted_connections(self), count);
     }
 
     fn standby_request(&self) {
@@ -371,14 +405,11 @@ fn the_next_agent_thaws_the_pods_of_one_that_was_killed() {
     fixture.order_standby(Some(LASTING_ORDER));
     fixture.wait_standby(true);
     fixture.kill_agent();
-    let mut waiting = connect_from_node(&fixture.node_namespace());
-    waiting.write_all(b"GET /quick HTTP/1.1\r\nHost: a\r\n\r\n").expect("an open connection");
+    let mut waiting = send_waiting_request(&fixture.node_namespace());
     assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
     fixture.pods.clear();
     fixture.start_agent();
-    let mut status = [0; 15];
-    waiting.read_exact(&mut status).expect("a response");
-    assert_eq!(&status, b"HTTP/1.1 200 OK");
+    assert_answered(&mut waiting);
     // The order is still in the RouteTable, and nothing uses the pod any more.
     drop(waiting);
     fixture.wait_standby(true);
@@ -449,13 +480,13 @@ fn a_frozen_pod_of_another_node_that_left_a_connect_unanswered_is_passed_over() 
     fixture.wait_cgroup(true);
     let before = accepted_connections(&fixture);
     fixture.connect_to_service();
-    assert_eq!(accepted_connections(&fixture), before + 1, "the kernel has accepted it");
+    fixture.wait_accepted(before + 1);
     fixture.wait_used_pods(0);
     fixture.wait_metric("rouse_agent_pods_passed_over", 1);
     let refused = activator.accept().expect_err("no connect was led there").kind();
     assert_eq!(refused, ErrorKind::WouldBlock);
     fixture.connect_to_service();
-    activator.accept().expect("the second one was led there");
+    accept_led(&activator);
     assert_eq!(accepted_connections(&fixture), before + 1);
     // The controller states that the pod runs.
     fixture.standby = None;
@@ -478,11 +509,12 @@ fn connects_go_to_the_frozen_pod_of_a_killed_agent_while_there_is_no_activator()
     assert_eq!(maps.control_word(abi::CONTROL_THAWS_UNTIL), 0, "the promise has no end");
     let before = accepted_connections(&fixture);
     fixture.connect_to_service();
-    assert_eq!(accepted_connections(&fixture), before + 1);
+    fixture.wait_accepted(before + 1);
+    let mut waiting = send_waiting_request(&fixture.node_namespace());
     assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
     fixture.pods.clear();
     fixture.start_agent();
-    fixture.wait_cgroup(false);
+    assert_answered(&mut waiting);
 }
 
 #[test]
@@ -500,10 +532,11 @@ fn connects_pass_over_the_frozen_pod_of_a_killed_agent_until_the_next_one_runs()
         assert!(Instant::now() < deadline, "no connect is led to the activator");
         fixture.connect_to_service();
     }
+    let mut waiting = send_waiting_request(&fixture.node_namespace());
     assert!(fixture.is_cgroup_frozen(), "nothing has thawed it");
     fixture.pods.clear();
     fixture.start_agent();
-    fixture.wait_cgroup(false);
+    assert_answered(&mut waiting);
     // The pod is thawed before the new agent has renewed the promise, so connects may go to the activator for a while.
     let deadline = Instant::now() + WAIT_TIMEOUT;
     let pod_takes_connect = || {
@@ -513,5 +546,7 @@ fn connects_pass_over_the_frozen_pod_of_a_killed_agent_until_the_next_one_runs()
     };
     while !pod_takes_connect() {
         assert!(Instant::now() < deadline, "no connect is led to the pod");
+        // With a full queue, the next connect to the activator would wait for a place.
+        while activator.accept().is_ok() {}
     }
 }

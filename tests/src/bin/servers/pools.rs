@@ -27,7 +27,7 @@ use hyper_util::{
     },
     rt::TokioExecutor,
 };
-use tokio::task::JoinSet;
+use tokio::{sync::Barrier, task::JoinSet};
 
 /// Pool of a client, with the connections that have served a request.
 struct HyperPool {
@@ -65,11 +65,15 @@ fn format_round(mut served: PodCounts) -> String {
 /// Sends one round of requests by workers that share the pool.
 async fn request_round(client: &Arc<HyperPool>, workers: usize, requests: i64) -> PodCounts {
     let left = Arc::new(AtomicI64::new(requests));
+    let begin = Arc::new(Barrier::new(workers));
     let mut tasks = JoinSet::new();
     for _ in 0..workers {
-        let (client, left) = (Arc::clone(client), Arc::clone(&left));
+        let (client, left, begin) = (Arc::clone(client), Arc::clone(&left), Arc::clone(&begin));
         tasks.spawn(async move {
             let mut served = PodCounts::new();
+            // Otherwise the first ones may send all requests before the last one begins, as on a busy machine. Idle
+            // connections would then stay unused for a round, and serve the next one.
+            begin.wait().await;
             while left.fetch_sub(1, Ordering::Relaxed) > 0 {
                 let asked = client.ask().await;
                 let pod = asked.inspect_err(|error| eprintln!("{error:#}")).ok();
