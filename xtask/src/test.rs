@@ -169,6 +169,7 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             Err(error) => rows.push(TierRow::cannot_run(tier, &error)),
         }
     }
+    drop(running);
     // Not earlier: the lanes wait for the builds until here.
     let source_lane = (!running_lanes.is_empty()).then(SourceLane::enter).transpose();
     let _source_lane = source_lane.unwrap_or_else(|error| {
@@ -182,7 +183,6 @@ pub(crate) fn run(args: &TestArgs) -> Result<()> {
             .unwrap_or_else(|error| TierOutcome::CannotRun(format!("{error:#}")));
         rows.push(TierRow { tier, outcome, seconds: started.elapsed().as_secs_f64() });
     }
-    drop(running);
     rows.extend(running_lanes.into_iter().map(TierLane::finish));
     prebuild.map(ImagePrebuild::finish).transpose()?;
     rows.sort_by_key(|row| row.tier);
@@ -195,8 +195,8 @@ fn plan_lanes(tiers: &[TestTier]) -> Vec<TestTier> {
         return Vec::new();
     }
     // The tiers kernel and local run beside the builds. Their tests run one at a time, and mostly wait. Beside two
-    // clusters such a test takes ten times as long, and tests with timeouts fail. The clusters use all processors, so they
-    // start once all others have ended.
+    // clusters such a test takes ten times as long, and tests with timeouts fail. So the clusters start once both have
+    // ended. The builds end earlier; the tests without root that are left mostly wait, as clusters do while they start.
     let lanes = [TestTier::Kernel, TestTier::Local, TestTier::Cluster];
     lanes.into_iter().filter(|tier| tiers.contains(tier)).collect()
 }

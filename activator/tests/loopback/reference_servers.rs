@@ -48,7 +48,7 @@ impl Drop for ReferenceServerProcess {
 }
 
 pub(crate) fn pods() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pods")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pods")
 }
 
 /// Builds Go's server for a test of this name, and returns the command that starts it.
