@@ -347,7 +347,7 @@ impl Agent {
     fn handle_map_events(&mut self, ring: &mut KernelEventRing) -> bool {
         for _ in 0..EVENTS_PER_WAKE {
             let Some(event) = ring.next() else { return true };
-            self.handles.metrics.events.inc();
+            self.handles.metrics.count_event(event.kind);
             match event.kind {
                 abi::EVENT_LISTEN | abi::EVENT_LISTENER_CLOSED => {
                     self.handle_listener_event(event.netns_cookie)

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, atomic::AtomicU64},
 };
 
+use datapath::abi;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
@@ -48,8 +49,8 @@ impl NotReadyReasons {
 pub(crate) struct AgentMetrics {
     /// Pods of this node by state.
     pods: Family<[(&'static str, &'static str); 1], Gauge>,
-    /// Events read from the kernel's ring.
-    pub(crate) events: Counter,
+    /// Events read from the kernel's ring, by kind.
+    events: Family<[(&'static str, &'static str); 1], Counter>,
     /// Events that found the kernel's ring full.
     pub(crate) events_dropped: Gauge,
     /// Time from listen(2) until the report is in the stream's outbox.
@@ -134,6 +135,17 @@ pub(crate) struct AgentMetrics {
     map_limit: Family<[(&'static str, &'static str); 2], Gauge>,
 }
 
+/// Kinds of kernel events, with their names in the metric.
+const EVENT_KINDS: [(u32, &str); 5] = [
+    (abi::EVENT_LISTEN, "listen"),
+    (abi::EVENT_LISTENER_CLOSED, "listener_closed"),
+    (abi::EVENT_GROWTH, "growth"),
+    (abi::EVENT_IDLE, "idle"),
+    (abi::EVENT_STANDBY_CONNECT, "standby_connect"),
+];
+/// Name of events whose kind this agent does not know.
+const UNKNOWN_EVENT_KIND: &str = "unknown";
+
 /// States of endpoints, in the order in which the planner counts them.
 const ENDPOINT_STATES: [&str; 3] = ["ready", "terminating", "not_ready"];
 
@@ -146,7 +158,7 @@ impl AgentMetrics {
         };
         let metrics = Self {
             pods: Family::default(),
-            events: Counter::default(),
+            events: Family::default(),
             events_dropped: Gauge::default(),
             listen_to_report: seconds(10e-6),
             thaws: Family::default(),
@@ -190,6 +202,7 @@ impl AgentMetrics {
         };
         // Exported from the first moment: an alert on a counter needs its 0 before its first increment.
         PodGauge::ALL.into_iter().for_each(|gauge| metrics.add_drift(gauge, 0));
+        EVENT_KINDS.into_iter().for_each(|(_, name)| metrics.add_events(name, 0));
         let mut registry = Registry::default();
         let own_registry = registry.sub_registry_with_prefix("rouse_agent");
         metrics.register(own_registry);
@@ -200,7 +213,8 @@ impl AgentMetrics {
     fn register(&self, registry: &mut Registry) {
         // Metrics are compared with docs/operations.md and deploy/monitoring/ by `xtask tidy`.
         registry.register("pods", "Pods of this node by state", self.pods.clone());
-        registry.register("events", "Events read from the kernel's ring", self.events.clone());
+        let help = "Events read from the kernel's ring, by kind";
+        registry.register("events", help, self.events.clone());
         let help = "Events that found the kernel's ring full";
         registry.register("events_dropped", help, self.events_dropped.clone());
         let help = "Time from listen(2) to the report";
@@ -301,6 +315,17 @@ impl AgentMetrics {
         registry.register("map_entries", help, self.map_entries.clone());
         let help = "Entries up to which services of a source may fill a kernel map";
         registry.register("map_limit", help, self.map_limit.clone());
+    }
+
+    /// Counts one event of the kernel. `kind` is one of `abi::EVENT_*`.
+    pub(crate) fn count_event(&self, kind: u32) {
+        let named = EVENT_KINDS.into_iter().find(|(known, _)| *known == kind);
+        self.add_events(named.map_or(UNKNOWN_EVENT_KIND, |(_, name)| name), 1);
+    }
+
+    /// Adds to the number of events whose kind has this name.
+    fn add_events(&self, name: &'static str, count: u64) {
+        self.events.get_or_create(&[("kind", name)]).inc_by(count);
     }
 
     /// Sets the number of frontends of a source in the maps, by mode.
@@ -410,6 +435,8 @@ mod tests {
             PodStateCounts { in_table: 3, listening: 2, ready: 1, ..PodStateCounts::default() };
         metrics.set_pod_counts(counts.by_state());
         metrics.count_probe(true);
+        metrics.count_event(abi::EVENT_GROWTH);
+        metrics.count_event(u32::MAX);
         metrics.count_client_scan("all", 3);
         metrics.add_thaws("request", 2);
         metrics.thaw_time.observe(0.001);
@@ -423,6 +450,9 @@ mod tests {
         for line in [
             "rouse_agent_pods{state=\"ready\"} 1",
             "rouse_agent_probes_total{result=\"passed\"} 1",
+            "rouse_agent_events_total{kind=\"growth\"} 1",
+            "rouse_agent_events_total{kind=\"listen\"} 0",
+            "rouse_agent_events_total{kind=\"unknown\"} 1",
             "rouse_agent_client_scans_total{scope=\"all\"} 1",
             "rouse_agent_client_walks_total{scope=\"all\"} 3",
             "rouse_agent_thaws_total{cause=\"request\"} 2",

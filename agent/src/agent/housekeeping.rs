@@ -90,7 +90,7 @@ impl Agent {
             self.release_orphans();
         }
         // Before `ORPHANS_AFTER`, a pod of the previous version may not be registered here yet.
-        if self.handles.maps.fold_previous(orphans_due) && self.routes.first_table_at().is_some() {
+        if self.handles.maps.fold_previous(orphans_due) {
             self.advance_stage(ProgramTakeoverStage::OldIdle);
         }
     }
@@ -144,11 +144,12 @@ impl Agent {
         self.handles.maps.write_listener_counts()
     }
 
-    /// Advances the takeover from another version's eBPF programs. The stage never decreases.
-    pub(super) fn advance_stage(&self, stage: ProgramTakeoverStage) {
+    /// Advances the takeover from another version's eBPF programs, if `reached` is its next stage.
+    pub(super) fn advance_stage(&self, reached: ProgramTakeoverStage) {
         self.handles.takeover_stage.send_if_modified(|current| {
-            let is_later = *current < stage;
-            *current = stage.max(*current);
+            let next = current.advance(reached);
+            let is_later = *current < next;
+            *current = next;
             is_later
         });
     }

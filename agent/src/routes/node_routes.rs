@@ -142,9 +142,13 @@ impl NodeRoutes {
         &mut self,
         changes: impl IntoIterator<Item = ClusterChange>,
     ) {
+        let were_known = self.are_sources_known();
         self.planner.apply_cluster_changes(changes);
-        self.is_dirty |= self.planner.has_due_changes();
-        // The last first list may change no plan, and makes the figures known all the same.
+        // The last first list may change no entry. A plan is written all the same: its success shows that the maps have
+        // all frontends.
+        let are_newly_known = !were_known && self.are_sources_known();
+        self.is_dirty |= are_newly_known || self.planner.has_due_changes();
+        // That list also makes the figures known.
         self.are_figures_due = true;
     }
 
@@ -447,6 +451,26 @@ mod tests {
         assert!(!routes.is_dirty(), "no list has the pod");
         routes.retry_unfinished();
         assert!(routes.is_dirty());
+    }
+
+    #[test]
+    fn the_last_first_list_asks_for_a_plan_even_if_it_is_empty() {
+        let kernel = KernelRoutes::default();
+        let mut routes = NodeRoutes::resume(kernel, ClusterIpMode::Labelled, "here", 0);
+        routes.finish_batch(Instant::now(), 1);
+        routes.clear_dirty();
+        routes.plan(0).expect("an empty table fits");
+        let begun = ClusterResource::ALL.map(ClusterChange::ListBegun);
+        let [last, others @ ..] = ClusterResource::ALL.map(ClusterChange::ListCompleted);
+        routes.apply_cluster_changes(begun.clone().into_iter().chain(others));
+        assert_eq!((routes.is_dirty(), routes.are_sources_known()), (false, false));
+        routes.apply_cluster_changes([last.clone()]);
+        assert_eq!((routes.is_dirty(), routes.are_sources_known()), (true, true));
+        routes.clear_dirty();
+        routes.plan(0).expect("an empty table fits");
+        let [first, ..] = begun;
+        routes.apply_cluster_changes([first, last]);
+        assert!(!routes.is_dirty(), "a later list that changes nothing");
     }
 
     #[test]

@@ -166,6 +166,17 @@ impl AgentFixture {
         held
     }
 
+    /// Connects until the agent in this mode has removed the pins of the earlier programs, and once more. Each connect
+    /// succeeds.
+    fn connect_until_gone(&self, earlier: &Path, mode: &str) {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        while earlier.exists() {
+            assert_eq!(self.connect_outcome(), "connected", "mode {mode}");
+            assert!(Instant::now() < deadline, "mode {mode} does not take over");
+        }
+        assert_eq!(self.connect_outcome(), "connected", "mode {mode}");
+    }
+
     /// Connects until the outcome is as expected.
     fn wait_outcome(&self, expected: &str) {
         self.wait_role_outcome("connect", expected);
@@ -400,13 +411,37 @@ fn a_mode_with_maps_of_other_sizes_takes_over_without_a_failed_connect() {
         assert!(earlier.exists() && !next.exists(), "before mode {mode}");
         fixture.kill_agent();
         fixture.start_agent_with_services(mode);
-        let deadline = Instant::now() + WAIT_TIMEOUT;
-        while earlier.exists() {
-            assert_eq!(fixture.connect_outcome(), "connected", "mode {mode}");
-            assert!(Instant::now() < deadline, "mode {mode} does not take over");
-        }
-        assert_eq!(fixture.connect_outcome(), "connected", "mode {mode}");
+        fixture.connect_until_gone(earlier, mode);
     }
+}
+
+/// Earlier programs that count nothing are no reason to follow tables without the cluster's Services.
+#[test]
+fn earlier_programs_lead_connects_until_the_services_of_the_cluster_are_known() {
+    let (mut fixture, mut server) = start("unlisted", "labelled");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    set_node(&server);
+    server.set(service(Some("true")));
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.wait_outcome("connected");
+    fixture.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
+    server.stop();
+    fixture.kill_agent();
+    fixture.start_agent_with_services("all");
+    let earlier = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    // Once the next agent has taken the last pod from the earlier programs, these count nothing any more.
+    while !KernelMaps::open(&earlier).and_then(|maps| maps.pods()).expect("they stay").is_empty() {
+        assert!(Instant::now() < deadline, "the earlier programs go on counting");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // The agent has read all pods again since, and so it knew the RouteTable.
+    fixture.wait_read_after(Duration::from_secs(1));
+    fixture.wait_not_ready_reason("clusterip:");
+    assert!(earlier.join("links/connect4").exists(), "no other tables have the Service");
+    assert_eq!(fixture.connect_outcome(), "connected");
+    server.resume(&format!("{}-n", fixture.name));
+    fixture.connect_until_gone(&earlier, "all");
 }
 
 /// The entry of such a socket is in the maps of the earlier sizes, which stay until it has closed.
