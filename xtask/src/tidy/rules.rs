@@ -12,7 +12,7 @@ const ALLOWED_IMPORTS: [(&str, &[&str]); 16] = [
     ("agent", &["datapath", "common", "watches"]),
     // `streams` judges its tests.
     ("activator", &["datapath", "common", "streams"]),
-    ("activator-loopback", &[]),
+    ("activator-loopback", &["datapath", "common", "activator", "streams"]),
     ("autoscaler", &["common"]),
     ("controller", &["datapath", "common", "registry", "watches"]),
     ("local", &["common", "registry"]),
