@@ -2,11 +2,13 @@
 //!
 //! `cargo xtask test --tier cluster` chooses it by environment variables. An ambient `KUBECONFIG` is never read.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -257,10 +259,24 @@ pub struct TestNamespace<'a> {
 impl<'a> TestNamespace<'a> {
     /// Creates the namespace for a test.
     pub fn new(cluster: &'a TestCluster, test: &str) -> Self {
-        let name = format!("{test}-{}", std::process::id());
+        let mut name = format!("{test}-{}", std::process::id());
+        // An earlier namespace of this test, as of another round, may still be terminating.
+        let earlier = count_earlier_uses(&name);
+        if earlier > 0 {
+            name = format!("{name}-{earlier}");
+        }
         cluster.kubectl(&["create", "namespace", &name]).expect("a new namespace");
         Self { name, cluster }
     }
+}
+
+/// Returns the number of earlier calls with this name in this process.
+fn count_earlier_uses(name: &str) -> u32 {
+    static USES: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
+    let mut uses = USES.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = uses.entry(name.to_owned()).or_default();
+    *count += 1;
+    *count - 1
 }
 
 impl Drop for TestNamespace<'_> {

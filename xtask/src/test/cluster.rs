@@ -50,28 +50,14 @@ const PARALLEL_TESTS: [&str; 22] = [
     "standby::applications::",
     "standby::wakes::",
 ];
-/// Clusters whose tests run one at a time, beside those of the shared one, with the modules of these tests. They inject
-/// faults, or change settings of the whole installation, and mostly wait. A module of such a name in another one, such as
+/// Clusters whose tests run one at a time, beside those of the shared one, with the modules of these tests. They take half
+/// of the time of all tests that run alone, and mostly wait. A module of such a name in another one, such as
 /// `standby::faults`, is meant as well.
-const SEPARATE_CLUSTERS: [(&str, &[&str]); 2] = [
-    ("rouse-faults", &["faults::", "pod_termination::"]),
-    (
-        "rouse-settings",
-        &[
-            "clusterip::",
-            "concurrency_limit::a_hard",
-            "gateway_ports::",
-            "installation_rounds::",
-            "kube_proxy_comparison::",
-            "tls::",
-            "pod_binding::",
-            "requested_certificates::",
-            "revision_gc::",
-            "wake_zone::",
-            "without_kube_proxy::",
-        ],
-    ),
-];
+///
+/// One more cluster would make no run shorter: each takes about a fifth of a processor and a minute for its installation,
+/// and the processors have no time left.
+const SEPARATE_CLUSTERS: [(&str, &[&str]); 1] =
+    [("rouse-separate", &["faults::", "upgrade::", "pod_termination::"])];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
 /// Number of [`PARALLEL_TESTS`] that run at a time. They often wait for pods and time windows.
