@@ -19,6 +19,8 @@ use crate::{
 
 /// Name of the cluster that all other tests share. The first test that needs Rouse installs it there.
 const SHARED_CLUSTER: &str = "rouse-installed";
+/// Name of the cluster of the [`SEPARATE_TESTS`], which run beside those of the shared one.
+const SEPARATE_CLUSTER: &str = "rouse-separate";
 /// Name of the cluster, an API server alone, that only the controller's own tests use.
 const API_SERVER_CLUSTER: &str = "rouse-alone";
 /// Test programs of the controller that need this API server.
@@ -50,14 +52,10 @@ const PARALLEL_TESTS: [&str; 22] = [
     "standby::applications::",
     "standby::wakes::",
 ];
-/// Clusters whose tests run one at a time, beside those of the shared one, with the modules of these tests. They take half
-/// of the time of all tests that run alone, and mostly wait. A module of such a name in another one, such as
-/// `standby::faults`, is meant as well.
-///
-/// One more cluster would make no run shorter: each takes about a fifth of a processor and a minute for its installation,
-/// and the processors have no time left.
-const SEPARATE_CLUSTERS: [(&str, &[&str]); 1] =
-    [("rouse-separate", &["faults::", "upgrade::", "pod_termination::"])];
+/// Modules whose tests run one at a time on a cluster of their own. They take half of the time of all tests that run
+/// alone, and mostly wait. A module of this name in another one, such as `standby::faults`, is meant as well.
+/// One more cluster made a run longer: each takes a fifth of a processor, and the processors have no time left.
+const SEPARATE_TESTS: [&str; 3] = ["faults::", "upgrade::", "pod_termination::"];
 /// Module of the tests that run on any cluster.
 const ANY_CLUSTER_MODULE: &str = "baseline";
 /// Number of [`PARALLEL_TESTS`] that run at a time. They often wait for pods and time windows.
@@ -78,24 +76,22 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
     // Clusters of an earlier run that was killed would take this machine's memory.
     sh::run(cluster_command(&xtask, SHARED_CLUSTER).arg("sweep"))?;
     let rouse = builder.build_rouse()?;
-    // Named tests all run on the shared cluster.
-    let separate = if args.names.is_empty() { &SEPARATE_CLUSTERS[..] } else { &[] };
     let (outcome, separate) = thread::scope(|scope| {
-        let (xtask, rouse) = (&xtask, &rouse);
-        let start = |&(name, modules): &(&'static str, &'static [&'static str])| {
-            scope.spawn(move || run_separate_tests((name, modules), xtask, rouse, args, builder))
-        };
-        let separate: Vec<_> = separate.iter().map(start).collect();
-        let outcome = run_on_shared_cluster(xtask, rouse, args, builder);
-        // A panic of another thread goes on here, so that a broken test run is no success.
+        // Named tests all run on the shared cluster.
+        let separate = args
+            .names
+            .is_empty()
+            .then(|| scope.spawn(|| run_separate_tests(&xtask, &rouse, args, builder)));
+        let outcome = run_on_shared_cluster(&xtask, &rouse, args, builder);
+        // A panic of the other thread goes on here, so that a broken test run is no success.
         let join = |it: thread::ScopedJoinHandle<'_, _>| {
             it.join().unwrap_or_else(|panic| resume_unwind(panic))
         };
-        (outcome, separate.into_iter().map(join).collect::<Vec<_>>())
+        (outcome, separate.map(join))
     });
-    // All have ended by now, so that an error of one leaves no processes of the others behind.
+    // Both have ended by now, so that an error of one leaves no processes of the other behind.
     let mut outcome = chart_outcome.combine(outcome?);
-    for separate in separate {
+    if let Some(separate) = separate {
         outcome = outcome.combine(separate?);
     }
     if let TierOutcome::Ran { skipped_note, counts, .. } = &mut outcome
@@ -107,8 +103,8 @@ pub(super) fn run(args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome>
     Ok(outcome)
 }
 
-/// Runs the controller's tests against an API server alone, and all but those of the [`SEPARATE_CLUSTERS`] against the
-/// shared cluster.
+/// Runs the controller's tests against an API server alone, and all but the [`SEPARATE_TESTS`] against the shared
+/// cluster.
 fn run_on_shared_cluster(
     xtask: &Path,
     rouse: &Path,
@@ -134,20 +130,19 @@ fn run_on_shared_cluster(
     outcome
 }
 
-/// Runs the tests of these modules on their own cluster, and prints their output once all have ended.
+/// Runs the [`SEPARATE_TESTS`] on their own cluster, and prints their output once all have ended.
 fn run_separate_tests(
-    (name, modules): (&str, &[&str]),
     xtask: &Path,
     rouse: &Path,
     args: &TestArgs,
     builder: &TestBuilder,
 ) -> Result<TierOutcome> {
-    let variables = cluster_variables(name, xtask, rouse);
-    let mut libtest_args = modules.to_vec();
+    let variables = cluster_variables(SEPARATE_CLUSTER, xtask, rouse);
+    let mut libtest_args = SEPARATE_TESTS.to_vec();
     libtest_args.extend(args.long.then_some("--include-ignored"));
     let mut command = root_test_command("cluster", args, builder, &variables, &libtest_args, 1)?;
-    let did_exist = cluster::exists(name)?;
-    let started = sh::run(&mut nodes_up_command(xtask, name, args, rouse, did_exist));
+    let did_exist = cluster::exists(SEPARATE_CLUSTER)?;
+    let started = sh::run(&mut nodes_up_command(xtask, SEPARATE_CLUSTER, args, rouse, did_exist));
     let mut output = String::new();
     let outcome = started.and_then(|()| {
         run_and_count_lines(&mut command, |line| {
@@ -155,9 +150,9 @@ fn run_separate_tests(
             output.push('\n');
         })
     });
-    println!("\non the cluster {name}:\n{output}");
+    println!("\non the cluster {SEPARATE_CLUSTER}:\n{output}");
     if !did_exist {
-        sh::run(cluster_command(xtask, name).arg("down"))?;
+        sh::run(cluster_command(xtask, SEPARATE_CLUSTER).arg("down"))?;
     }
     outcome
 }
@@ -328,8 +323,7 @@ fn run_tests(
     let mut outcome = if args.names.is_empty() {
         // Two runs: first the modules that may run in parallel, then all others one at a time.
         let parallel = [&libtest_args[..], &PARALLEL_TESTS].concat();
-        let separate = SEPARATE_CLUSTERS.iter().flat_map(|(_, modules)| *modules);
-        let others = PARALLEL_TESTS.iter().chain(separate);
+        let others = PARALLEL_TESTS.iter().chain(&SEPARATE_TESTS);
         let skip_others = others.flat_map(|module| ["--skip", module]);
         let sequential: Vec<&str> = libtest_args.iter().copied().chain(skip_others).collect();
         let outcome = run_as_root("cluster", args, builder, variables, &parallel, PARALLELISM)?;
