@@ -28,6 +28,14 @@ mod tests {
 
     use super::*;
 
+    /// Asserts the paths after the replacement of a prefix. Each row has path, prefix, replacement and the expected path.
+    fn assert_replaced(rows: &[(&str, &str, &str, &str)]) {
+        for (path, prefix, replacement, expected) in rows {
+            let replaced = with_prefix(path, prefix, replacement);
+            assert_eq!(replaced, Ok((*expected).to_owned()), "{path} {prefix} {replacement}");
+        }
+    }
+
     /// Returns the path of a request after the replacement of a prefix.
     fn with_prefix(path: &str, prefix: &str, replacement: &str) -> Result<String, UnclearPath> {
         let depth = PathPrefix::parse(prefix).unwrap().depth();
@@ -39,7 +47,7 @@ mod tests {
     /// The table of `HTTPPathModifier` in the specification.
     #[test]
     fn a_prefix_is_replaced_as_the_specification_shows() {
-        for (path, prefix, replacement, expected) in [
+        assert_replaced(&[
             ("/foo/bar", "/foo", "/xyz", "/xyz/bar"),
             ("/foo/bar", "/foo", "/xyz/", "/xyz/bar"),
             ("/foo/bar", "/foo/", "/xyz", "/xyz/bar"),
@@ -51,15 +59,12 @@ mod tests {
             ("/foo", "/foo", "", "/"),
             ("/foo/", "/foo", "/", "/"),
             ("/foo", "/foo", "/", "/"),
-        ] {
-            let replaced = with_prefix(path, prefix, replacement);
-            assert_eq!(replaced, Ok(expected.to_owned()), "{path} {prefix} {replacement}");
-        }
+        ]);
     }
 
     #[test]
     fn the_query_and_what_follows_the_prefix_stay_as_they_are() {
-        for (path, prefix, replacement, expected) in [
+        assert_replaced(&[
             ("/a?b=/c", "/a", "/x", "/x?b=/c"),
             ("/a/b%2Fc//d?e", "/a", "/x/y", "/x/y/b%2Fc//d?e"),
             ("/%61/b", "/a", "/x", "/x/b"),
@@ -67,10 +72,7 @@ mod tests {
             ("/a", "/", "/x", "/x/a"),
             ("/?a", "/", "/x", "/x/?a"),
             ("/a//b", "/a", "/x", "/x//b"),
-        ] {
-            let replaced = with_prefix(path, prefix, replacement);
-            assert_eq!(replaced, Ok(expected.to_owned()), "{path} {prefix} {replacement}");
-        }
+        ]);
         assert_eq!(with_prefix("/a//b", "/a", "/"), Err(UnclearPath), "b would be a host");
     }
 
