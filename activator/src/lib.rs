@@ -11,6 +11,7 @@
 //! | [`clock`], [`tcp_socket`] | Shell: time and random numbers; listeners and keep-alive |
 //! | [`budget`], [`request_error`] | Pure: bounds on what clients may use; responses to failed requests |
 //! | [`entrypoint`], [`h1`] | Pure: listeners by which requests come in; HTTP/1.1 as bytes |
+//! | [`grpc`] | Pure: requests of gRPC, and statuses of gRPC in place of HTTP's |
 //! | [`route_facts`], [`traced_request`] | Pure: facts about the routes in force, as pages have them; their queries |
 //! | [`config`], [`metrics`] | settings; counters and gauges |
 //! | [`edge`] | heads of requests and responses, and whose information about a client is trusted |
@@ -60,6 +61,7 @@ pub mod config;
 mod debug_pages;
 pub mod edge;
 pub mod entrypoint;
+pub mod grpc;
 pub mod h1;
 pub mod listeners;
 pub mod metrics;

@@ -4,6 +4,9 @@
 //! `pkg/http/handler/timeout.go`), so that clients and dashboards made for it continue to work.
 
 use http::{HeaderValue, Response, StatusCode, header};
+use tonic::Code;
+
+use crate::grpc::{self, GrpcProtocol};
 
 /// Error for which a request gets no response from a pod.
 #[derive(Debug, thiserror::Error)]
@@ -103,12 +106,32 @@ impl ProxyRequestError {
         }
     }
 
-    /// Whole response for the client, with the error's text as its body.
-    pub fn response<B>(&self, body: impl FnOnce(String) -> B) -> Response<B> {
-        let mut response = Response::new(body(self.to_string()));
-        *response.status_mut() = self.status();
+    /// Code that clients of gRPC get.
+    pub fn grpc_code(&self) -> Code {
+        // gRPC's table has UNAVAILABLE for 504, after which clients may send a call again. The time of this call is
+        // over, and a pod may have executed it.
+        if matches!(self, Self::Timeout) {
+            return Code::DeadlineExceeded;
+        }
+        grpc::code_of_status(self.status())
+    }
+
+    /// Whole response for the client, with the error's text as its body. A call of gRPC gets a trailers-only response
+    /// instead, if `protocol` is that of one.
+    pub fn response<B>(
+        &self,
+        protocol: Option<GrpcProtocol>,
+        body: impl FnOnce(String) -> B,
+    ) -> Response<B> {
+        let mut response = match protocol.filter(|it| self.has_grpc_form(*it)) {
+            Some(protocol) => protocol.trailers_only_response(
+                self.grpc_code(),
+                &self.to_string(),
+                body(String::new()),
+            ),
+            None => self.text_response(body),
+        };
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         // These errors pass by themselves, so a client is asked to retry a second later.
         if matches!(self, Self::QueueFull | Self::NoRevision(_) | Self::TooManyRequestBytes) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
@@ -122,6 +145,20 @@ impl ProxyRequestError {
         if has_lost_boundary {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        response
+    }
+
+    /// Returns true if calls by this protocol get the error as a status of gRPC.
+    fn has_grpc_form(&self, protocol: GrpcProtocol) -> bool {
+        // gRPC-Web is spoken by browsers, which open another connection for a request only if they see the code 421.
+        protocol == GrpcProtocol::Native || !matches!(self, Self::MisdirectedRequest)
+    }
+
+    fn text_response<B>(&self, body: impl FnOnce(String) -> B) -> Response<B> {
+        let mut response = Response::new(body(self.to_string()));
+        *response.status_mut() = self.status();
+        let content_type = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
         response
     }
 }
@@ -153,7 +190,67 @@ mod tests {
 
     #[test]
     fn a_full_queue_sends_retry_after() {
-        let response = ProxyRequestError::QueueFull.response(|text| text);
+        let response = ProxyRequestError::QueueFull.response(None, |text| text);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+    }
+
+    /// Returns status, code of gRPC, and body of the response to a call.
+    fn response_to_call(
+        failure: &ProxyRequestError,
+        protocol: Option<GrpcProtocol>,
+    ) -> (u16, Option<String>, String) {
+        let response = failure.response(protocol, |text| text);
+        let code = response.headers().get("grpc-status");
+        let code = code.map(|it| it.to_str().expect("digits").to_owned());
+        (response.status().as_u16(), code, response.into_body())
+    }
+
+    #[test]
+    fn calls_of_grpc_get_a_code_without_a_body() {
+        let address = std::net::SocketAddr::from(([10, 0, 0, 1], 80));
+        let reason = || "refused".to_owned();
+        for (failure, code) in [
+            (ProxyRequestError::UnknownService("a".into()), "12"),
+            (ProxyRequestError::UnknownRevision("a/b".into()), "12"),
+            (ProxyRequestError::NoRevision("a/b".into()), "14"),
+            (ProxyRequestError::NoBackend("a/b".into()), "2"),
+            (ProxyRequestError::NoGrpcBackend("a/b".into()), "14"),
+            (ProxyRequestError::RawTcpService("a/b".into()), "14"),
+            (ProxyRequestError::ForbiddenByNetworkPolicy(address.ip()), "7"),
+            (ProxyRequestError::MisdirectedRequest, "2"),
+            (ProxyRequestError::ClientCertificateRequired, "7"),
+            (ProxyRequestError::QueueFull, "14"),
+            (ProxyRequestError::TooManyRequestBytes, "14"),
+            (ProxyRequestError::BodyIdleTimeout, "2"),
+            (ProxyRequestError::Timeout, "4"),
+            (ProxyRequestError::DialFailed { address, reason: reason() }, "14"),
+            (ProxyRequestError::ExchangeFailed { address, reason: reason() }, "14"),
+            (ProxyRequestError::BadRequest("bad host".into()), "13"),
+            (ProxyRequestError::RepeatedChunking, "13"),
+        ] {
+            let call = response_to_call(&failure, Some(GrpcProtocol::Native));
+            assert_eq!(call, (200, Some(code.to_owned()), String::new()), "{failure}");
+            let other = response_to_call(&failure, None);
+            let expected = (failure.status().as_u16(), None, failure.to_string());
+            assert_eq!(other, expected, "{failure}");
+        }
+    }
+
+    #[test]
+    fn browsers_see_that_a_call_of_grpc_web_was_misdirected() {
+        let web = Some(GrpcProtocol::Web);
+        let response = response_to_call(&ProxyRequestError::MisdirectedRequest, web);
+        assert_eq!((response.0, response.1), (421, None));
+        let response = response_to_call(&ProxyRequestError::QueueFull, web);
+        assert_eq!((response.0, response.1.as_deref()), (200, Some("14")));
+    }
+
+    #[test]
+    fn a_response_to_a_call_keeps_its_orders_to_the_client() {
+        let protocol = Some(GrpcProtocol::Native);
+        let response = ProxyRequestError::TooManyRequestBytes.response(protocol, |text| text);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert_eq!(response.headers()[header::CONNECTION], "close");
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/grpc");
     }
 }

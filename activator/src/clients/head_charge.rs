@@ -9,19 +9,31 @@ use http::Request;
 use crate::{
     clients::connections::{ClientConnection, HeadBytesGuard},
     edge::headers::estimate_head_bytes,
+    grpc::GrpcProtocol,
 };
 
-/// Charges the head of a request; `None`: the request is refused, and nothing of it is kept.
+/// Refusal of a request whose head was not charged. Only what its response depends on is kept.
+#[derive(Debug)]
+pub struct RefusedHead {
+    /// Protocol of the call of gRPC that it was; `None`: it was none.
+    pub grpc_protocol: Option<GrpcProtocol>,
+}
+
+/// Charges the head of a request.
 ///
 /// The caller runs it as soon as the head has come: over HTTP/2 a hundred heads may come before the first one's task
 /// runs.
 pub fn charge_head<B>(
     mut request: Request<B>,
     client_connection: &Arc<ClientConnection>,
-) -> Option<Request<B>> {
-    let guard = client_connection.try_charge_head(estimate_head_bytes(&request))?;
+) -> Result<Request<B>, RefusedHead> {
+    let Some(guard) = client_connection.try_charge_head(estimate_head_bytes(&request)) else {
+        let (method, version) = (request.method(), request.version());
+        let grpc_protocol = GrpcProtocol::of_request(method, version, request.headers());
+        return Err(RefusedHead { grpc_protocol });
+    };
     request.extensions_mut().insert(Arc::new(guard));
-    Some(request)
+    Ok(request)
 }
 
 /// Number of bytes that the head is charged with.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use common::{once_signal::OnceSignal, wire::EdgeSettings};
-use http::{Request, header};
+use http::{Request, Response, header};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -34,7 +34,7 @@ use crate::{
         connections::{
             ActiveRequestGuard, ClientConnection, ClientConnections, ConnectionProtocol,
         },
-        head_charge,
+        head_charge::{self, RefusedHead},
         reconnect_jitter::ReconnectJitter,
         socket::{ClientGoneError, ClientSocket, read_proxy_header},
     },
@@ -349,11 +349,10 @@ impl ClientConnectionServer {
             // Boxed, so that a connection without a request holds no memory for one.
             let handling = Box::pin(async move {
                 match request {
-                    Some(request) => {
+                    Ok(request) => {
                         self.forwarder.handle(request, entrypoint, client, client_connection).await
                     }
-                    None => ProxyRequestError::TooManyRequestBytes
-                        .response(ClientResponseBody::from_text),
+                    Err(refused) => refuse_head(&refused),
                 }
             });
             async move {
@@ -414,9 +413,8 @@ impl ClientConnectionServer {
             });
             async move {
                 let mut response = match handling {
-                    Some(handling) => handling.await,
-                    None => ProxyRequestError::TooManyRequestBytes
-                        .response(ClientResponseBody::from_text),
+                    Ok(handling) => handling.await,
+                    Err(refused) => refuse_head(&refused),
                 };
                 // A client that resets a request after its response has begun does not count as an attacker.
                 reset.mark_responded();
@@ -456,6 +454,12 @@ impl ClientConnectionServer {
         socket.drain_unread().await;
         Ok(())
     }
+}
+
+/// Response to a request whose head was not charged.
+fn refuse_head(refused: &RefusedHead) -> Response<ClientResponseBody> {
+    let failure = ProxyRequestError::TooManyRequestBytes;
+    failure.response(refused.grpc_protocol, ClientResponseBody::from_text)
 }
 
 /// Returns true if the client may have the connection. Behind a trusted proxy the client that it names is the one whose

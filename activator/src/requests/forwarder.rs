@@ -15,6 +15,7 @@ use crate::{
     },
     edge::{host::request_host, policy::EdgePolicy},
     entrypoint::Entrypoint,
+    grpc::GrpcProtocol,
     metrics::ActivatorMetrics,
     pods::request_body::PodRequestBody,
     request_error::ProxyRequestError,
@@ -105,6 +106,7 @@ impl RequestForwarder {
     ) -> impl Future<Output = Response<ClientResponseBody>> + Send + use<'_> {
         // Routed before the future is made: the future then holds one pointer, and not the parts of the request.
         let (head, body) = request.into_parts();
+        let grpc_protocol = GrpcProtocol::of_request(&head.method, head.version, &head.headers);
         let mut observers = RequestObservers::new(
             self.request_log.start_entry(&head, &body, entrypoint, client),
             RequestObservation::start(&self.telemetry, &head, entrypoint, client),
@@ -131,21 +133,26 @@ impl RequestForwarder {
                 Ok(Routed::Respond(response)) => Ok(*response),
                 Err(failure) => Err(failure),
             };
-            let mut response = response.unwrap_or_else(|failure| {
-                // Failures are logged here once, wherever they arose.
-                log_failure(entrypoint, client.address, &failure);
-                failure.response(ClientResponseBody::from_text)
-            });
+            // Metrics and logs have the code of a failure also if a call of gRPC gets it as a status.
+            let (status, mut response) = match response {
+                Ok(response) => (response.status(), response),
+                Err(failure) => {
+                    // Failures are logged here once, wherever they arose.
+                    log_failure(entrypoint, client.address, &failure);
+                    let response = failure.response(grpc_protocol, ClientResponseBody::from_text);
+                    (failure.status(), response)
+                }
+            };
             if must_reconnect {
                 let close = HeaderValue::from_static("close");
                 response.headers_mut().insert(header::CONNECTION, close);
             }
             cancelled.0 = None;
-            self.metrics.count_response(response.status());
+            self.metrics.count_response(status);
             if observers.is_empty() {
                 return response;
             }
-            observers.set_status(response.status());
+            observers.set_status(status);
             response.map(|body| body.with_observers(observers))
         }
     }

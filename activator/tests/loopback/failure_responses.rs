@@ -14,9 +14,10 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
 };
+use tonic::{Code, Status};
 
 use crate::{
-    h2c::Http2TestClient,
+    h2c::{Http2TestClient, Http2TestResponse},
     harness::{
         self, ActivatorFixture, GET, LONG, OK, PausedClock, read_head, read_rest, read_until,
         revision, service, start_pod, start_pod_with,
@@ -279,24 +280,58 @@ async fn http2(address: SocketAddr, fields: &[(&str, &str)]) -> (u16, String) {
     (response.head.status().as_u16(), response.body)
 }
 
+async fn call_grpc(address: SocketAddr, fields: &[(&str, &str)]) -> Http2TestResponse {
+    let request = Request::post(format!("http://{HOST}/pkg.Service/Method"));
+    let request = request.header("content-type", "application/grpc");
+    let request = fields.iter().fold(request, |it, (name, value)| it.header(*name, *value));
+    Http2TestClient::connect_to(address).await.send_request(request, &[]).await.unwrap()
+}
+
+impl FailureResponseCase {
+    fn check_body(&self, body: &str) {
+        let is_expected = match self.body {
+            begun if begun.ends_with(' ') => body.starts_with(begun) && body.len() > begun.len(),
+            whole => body == whole,
+        };
+        assert!(is_expected, "{}: {body}", self.trigger);
+    }
+
+    fn check_call(&self, response: &Http2TestResponse) {
+        let code = response.head.status().as_u16();
+        // A probe of the platform is no call.
+        if !self.fields.is_empty() {
+            assert_eq!(code, self.status, "{}", self.trigger);
+            return self.check_body(&response.body);
+        }
+        let status = Status::from_header_map(response.head.headers()).expect("a status of gRPC");
+        let expected = match self.status {
+            404 => Code::Unimplemented,
+            502 | 503 => Code::Unavailable,
+            504 => Code::DeadlineExceeded,
+            other => panic!("{other} in {}", self.trigger),
+        };
+        let found = (code, response.body.as_str(), status.code());
+        assert_eq!(found, (200, "", expected), "{}: {status:?}", self.trigger);
+        self.check_body(status.message());
+    }
+}
+
 #[tokio::test]
 async fn a_request_without_an_apps_response_gets_knatives() {
     for row in ROWS {
         let mut fixture = ActivatorFixture::with(|config| config.max_waiting = 2).await;
         (row.setup)(&mut fixture).await;
         let address = SocketAddr::from(([127, 0, 0, 1], fixture.port));
-        let (over_http1, over_http2) =
-            tokio::join!(http1(address, &fixture, row.fields), http2(address, row.fields));
+        let (over_http1, over_http2, call) = tokio::join!(
+            http1(address, &fixture, row.fields),
+            http2(address, row.fields),
+            call_grpc(address, row.fields)
+        );
         for (status, body) in [over_http1, over_http2] {
             assert_eq!(status, row.status, "{}: {body}", row.trigger);
-            let is_expected = match row.body {
-                begun if begun.ends_with(' ') => {
-                    body.starts_with(begun) && body.len() > begun.len()
-                }
-                whole => body == whole,
-            };
-            assert!(is_expected, "{}: {body}", row.trigger);
+            row.check_body(&body);
         }
+        row.check_call(&call);
     }
 }
 

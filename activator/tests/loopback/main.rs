@@ -11,6 +11,7 @@ mod faults;
 mod forward;
 mod gateway_api;
 mod gateway_ports;
+mod grpc;
 #[path = "../h2c/mod.rs"]
 mod h2c;
 #[path = "../harness/mod.rs"]

@@ -17,6 +17,7 @@ use tokio::{
 };
 
 use crate::{
+    h2c::{self, Http2TestClient},
     harness::{
         ActivatorFixture, DATED, GET, LONG, OK, hello_revision, read_head, revision, start_pod,
         wait_until,
@@ -207,6 +208,25 @@ async fn a_websocket_over_http2_leaves_the_line_of_one_over_http1() {
     assert_eq!(socket.read_rest().await, "hellobye");
     wait_until(|| written.lines().len() == 1).await;
     assert_eq!(written.lines(), ["GET 101 p"]);
+}
+
+/// Its client gets the code of HTTP 200, and the failure as a status of gRPC.
+#[tokio::test]
+async fn a_call_of_grpc_that_fails_leaves_the_line_and_the_count_of_another_request() {
+    let (mut fixture, written) = start_logging("{{.Response.Code}} {{.Response.Size}}").await;
+    fixture.apply_change(|table| {
+        table.revisions.get_mut(&revision()).unwrap().timeout = Duration::from_millis(20);
+    });
+    let call = h2c::get("/").method("POST").header("content-type", "application/grpc");
+    let client = Http2TestClient::connect(fixture.port).await;
+    let response = client.send_request(call, &[]).await.unwrap();
+    assert_eq!(response.head.headers()["grpc-status"], "4");
+    wait_until(|| written.lines().len() == 1).await;
+    assert_eq!(written.lines(), ["504 0"]);
+    let count = |class: &str| {
+        fixture.metric(&format!("rouse_activator_requests_total{{code=\"{class}\"}}"))
+    };
+    assert_eq!(["2xx", "5xx"].map(count), [0.0, 1.0]);
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "activator",
         &[
-            "budget clock entrypoint h1 request_error route_facts tcp_socket \
+            "budget clock entrypoint grpc h1 request_error route_facts tcp_socket \
              traced_request",
             "config metrics",
             "edge/",

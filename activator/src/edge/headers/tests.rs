@@ -101,7 +101,7 @@ fn a_host_is_required_from_1_1_on_and_supplied_for_1_0() {
 fn chunks_of_chunks_are_refused() {
     let check = |fields: &[(&str, &str)]| {
         let refused = check_transfer_codings(&head("/", fields).headers).err()?;
-        let response = refused.response(|text| text);
+        let response = refused.response(None, |text| text);
         Some((response.status().as_u16(), response.headers().contains_key(header::CONNECTION)))
     };
     for codings in ["chunked, chunked", "Chunked,gzip , CHUNKED", "chunked,chunked,"] {

@@ -7,7 +7,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use common::wire::AppProtocol;
-use http::{HeaderMap, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, Request, Response, StatusCode, Version};
 use hyper::{ext::Protocol, upgrade::OnUpgrade};
 use tokio::{
     net::TcpStream,
@@ -20,6 +20,7 @@ use crate::{
     clients::{connections::ClientConnection, socket::ClientSocket},
     clock::now_ns,
     edge::{headers, websocket},
+    grpc::GrpcProtocol,
     h1,
     pods::{
         connection::{PodConnection, PodResponseBody},
@@ -86,8 +87,9 @@ impl RequestForwarder {
             // A response may end before the request's body does. The body keeps the permit, since it still occupies the
             // pod.
             request.body_mut().hold_permit(Arc::clone(&permit) as _);
-            let idle_timer =
-                request.body().idle_timer().map(|idle_timer| (idle_timer, is_grpc(&request)));
+            // Clients of gRPC may pause their bodies for any time: a call has two directions at once.
+            let is_grpc = || GrpcProtocol::of_content_type(request.headers()).is_some();
+            let idle_timer = request.body().idle_timer().map(|it| (it, is_grpc()));
             // A client that stalls in its body occupies a pod's capacity. So the wait for the response is bounded by
             // the body's progress.
             let socket = pending.socket.as_ref();
@@ -302,13 +304,6 @@ async fn send_extended_connect(
         let resendable = resendable.map(|it| Request::from_parts(http1_head, it.into_body()));
         PodSendError { resendable, cause }
     })
-}
-
-/// Returns true for gRPC, whose clients may pause their bodies for any time: its calls have two directions at once.
-fn is_grpc<B>(request: &Request<B>) -> bool {
-    const GRPC: &[u8] = b"application/grpc";
-    let kind = request.headers().get(header::CONTENT_TYPE).map(|it| it.as_bytes());
-    kind.and_then(|it| it.get(..GRPC.len())).is_some_and(|it| it.eq_ignore_ascii_case(GRPC))
 }
 
 /// Waits until an exchange has to be given up. Reasons are a client that stalls in its body, too many bytes that are
