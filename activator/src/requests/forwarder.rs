@@ -115,7 +115,8 @@ impl RequestForwarder {
         let body = PodRequestBody::new(body, socket, connection);
         let may_reconnect =
             head.version != Version::HTTP_2 || is_for_guarded_host(&head, connection);
-        let received = ReceivedRequest { head, body, entrypoint, client, connection };
+        let received =
+            ReceivedRequest { head, body, grpc_protocol, entrypoint, client, connection };
         let routed = self.route_request(received);
         if matches!(&routed, Ok(Routed::Respond(_))) && entrypoint != Entrypoint::External {
             // From inside, the activator itself responds to probes of the platform only.

@@ -26,6 +26,7 @@ use crate::{
         websocket::WebSocketHandshake,
     },
     entrypoint::Entrypoint,
+    grpc::GrpcProtocol,
     pods::request_body::PodRequestBody,
     request_error::ProxyRequestError,
     requests::response_body::ClientResponseBody,
@@ -38,6 +39,8 @@ use crate::{
 pub(crate) struct ReceivedRequest<'a> {
     pub(crate) head: request::Parts,
     pub(crate) body: PodRequestBody,
+    /// Protocol of the call of gRPC that it is; `None`: it is none.
+    pub(crate) grpc_protocol: Option<GrpcProtocol>,
     pub(crate) entrypoint: Entrypoint,
     pub(crate) client: ClientInfo,
     /// Client connection that it came over.
@@ -71,6 +74,8 @@ pub(crate) struct PendingRequest {
     pub(crate) settings: RevisionRouteSettings,
     /// HTTP version of the client.
     pub(crate) client_version: Version,
+    /// Protocol of the call of gRPC that it is; `None`: it is none.
+    pub(crate) grpc_protocol: Option<GrpcProtocol>,
     /// Client's side of the connection or stream, for the time after it switches to another protocol.
     pub(crate) upgrade: Option<OnUpgrade>,
     /// Handshake of a client of HTTP/2 that opens a WebSocket, once its head is prepared.

@@ -6,6 +6,9 @@
 //!
 //! Beyond the deadline of a rule of the Gateway API, each response is cut off without a text. Clients would take a
 //! graceful end for that of the whole response.
+//!
+//! A response to a call of gRPC ends with trailers in place of the text, since these state that it is not whole. Clients
+//! would take the text for the head of a message.
 
 use std::{
     pin::Pin,
@@ -18,6 +21,7 @@ use http_body::{Body, Frame, SizeHint};
 use tracing::warn;
 
 use crate::{
+    grpc::{GrpcProtocol, status_fields},
     pods::{connection::PodResponseBody, exchange_error::PodError},
     request_error::ProxyRequestError,
     requests::{request_observers::RequestObservers, request_timer::RequestTimer},
@@ -62,6 +66,8 @@ pub struct ForwardedPodBody {
     body: PodResponseBody,
     timer: RequestTimer,
     permit: Option<Arc<PodPermit>>,
+    /// True if its client reads a status of gRPC from trailers.
+    has_grpc_trailers: bool,
     timeout_state: ResponseTimeoutState,
 }
 
@@ -70,8 +76,8 @@ pub struct ForwardedPodBody {
 enum ResponseTimeoutState {
     /// The timeout is not over.
     Open,
-    /// The text was sent, and the response has ended gracefully.
-    EndedWithText,
+    /// The text, or the status of gRPC, was sent, and the response has ended gracefully.
+    Ended,
     /// The text was sent, and has to reach the client before the connection is closed.
     TextSent,
     /// The next poll returns the error that closes the connection: the text was sent, or does not fit.
@@ -84,17 +90,21 @@ impl ClientResponseBody {
         Self::Text(Some(text.into()).filter(|text: &Bytes| !text.is_empty()))
     }
 
-    /// Creates a response body from a pod's. Its connection and permit are released at its end.
+    /// Creates a response body from a pod's. Its connection and permit are released at its end. `protocol` is that of a
+    /// call of gRPC.
     pub fn from_pod(
         body: PodResponseBody,
         mut timer: RequestTimer,
         permit: Arc<PodPermit>,
+        protocol: Option<GrpcProtocol>,
     ) -> Self {
         timer.restart_idle_timeout();
         let mut pod_body = ForwardedPodBody {
             body,
             timer,
             permit: Some(permit),
+            // gRPC-Web has its trailers in a message, which would have to begin where another one has ended.
+            has_grpc_trailers: protocol == Some(GrpcProtocol::Native),
             timeout_state: ResponseTimeoutState::Open,
         };
         if pod_body.body.is_end() {
@@ -168,7 +178,7 @@ impl ForwardedPodBody {
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.timeout_state {
             ResponseTimeoutState::Open => {}
-            ResponseTimeoutState::EndedWithText => return Poll::Ready(None),
+            ResponseTimeoutState::Ended => return Poll::Ready(None),
             // The task is polled once more, so that hyper writes the text before the error closes the connection.
             ResponseTimeoutState::TextSent => {
                 self.timeout_state = ResponseTimeoutState::Aborted;
@@ -195,16 +205,24 @@ impl ForwardedPodBody {
         Poll::Ready(next.map(|frame| frame.map_err(ResponseBodyError::Pod)))
     }
 
-    /// Ends the response because a timeout is over. Returns the text of the failure, if the stated length allows it.
+    /// Ends the response because a timeout is over. Returns the status of gRPC or the text of the failure, if the stated
+    /// length allows it.
     fn on_timeout(&mut self) -> Result<Frame<Bytes>, ResponseBodyError> {
         if let Some(permit) = &self.permit {
             warn!(pod = %permit.pod.uid, "response cut off: request timeout");
         }
         let text = ProxyRequestError::Timeout.to_string();
-        self.timeout_state = match self.body.size_hint().exact() {
+        let left = self.body.size_hint().exact();
+        if self.has_grpc_trailers && left.is_none() {
+            self.timeout_state = ResponseTimeoutState::Ended;
+            self.close_connection();
+            let code = ProxyRequestError::Timeout.grpc_code();
+            return Ok(Frame::trailers(status_fields(code, &text)));
+        }
+        self.timeout_state = match left {
             // Without the text: clients would take a graceful end for that of the whole response.
             _ if self.timer.is_rule_deadline_over() => ResponseTimeoutState::Aborted,
-            None => ResponseTimeoutState::EndedWithText,
+            None => ResponseTimeoutState::Ended,
             Some(left) if left < text.len() as u64 => ResponseTimeoutState::Aborted,
             Some(_) => ResponseTimeoutState::TextSent,
         };
@@ -213,7 +231,7 @@ impl ForwardedPodBody {
             ResponseTimeoutState::Open | ResponseTimeoutState::Aborted => {
                 Err(ResponseBodyError::Timeout)
             }
-            ResponseTimeoutState::EndedWithText | ResponseTimeoutState::TextSent => {
+            ResponseTimeoutState::Ended | ResponseTimeoutState::TextSent => {
                 Ok(Frame::data(text.into()))
             }
         }
@@ -222,7 +240,7 @@ impl ForwardedPodBody {
     fn is_ended(&self) -> bool {
         match self.timeout_state {
             ResponseTimeoutState::Open => self.body.is_end(),
-            ResponseTimeoutState::EndedWithText => true,
+            ResponseTimeoutState::Ended => true,
             ResponseTimeoutState::TextSent | ResponseTimeoutState::Aborted => false,
         }
     }

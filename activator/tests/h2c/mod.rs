@@ -321,6 +321,16 @@ impl Http2ResponseReader {
             }
         }
     }
+
+    /// Reads the rest of the response. Returns its trailers.
+    pub async fn trailers(&mut self) -> HeaderMap {
+        loop {
+            let frame = tokio::time::timeout(LONG, self.0.frame()).await.expect("in time");
+            if let Ok(trailers) = frame.expect("trailers").unwrap().into_trailers() {
+                return trailers;
+            }
+        }
+    }
 }
 
 /// Starts a pod over HTTP/2 whose responses never end. Returns its address, and the counter of bytes that were taken.

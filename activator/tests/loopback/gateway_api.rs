@@ -414,6 +414,30 @@ async fn calls_of_grpc_go_by_service_and_method_over_http2() {
     assert_eq!(heads[0].headers["te"], "trailers");
 }
 
+/// With another protocol such a response is cut off, since its end would be taken for that of the whole response.
+#[tokio::test]
+async fn a_call_that_has_begun_ends_with_a_status_at_the_timeout_of_its_rule() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let mut fixture = ActivatorFixture::new().await;
+    let pod = FakeHttp2Pod::start(h2c::start_then_stall).await;
+    for timeouts in [
+        RuleTimeouts { request: Some(LIMIT), backend_request: None },
+        RuleTimeouts { request: None, backend_request: Some(LIMIT) },
+    ] {
+        let rule = HttpRule { timeouts, ..calls(prefix("/"), "stalling:80", pod.address) };
+        set_host(&mut fixture, "http://calls.test", vec![rule]);
+        // A busy machine may need longer than the timeout before the response begins.
+        let clock = PausedClock::start_paused();
+        let client = Http2TestClient::connect_to(fixture.outside).await;
+        let call = http::Request::post("http://calls.test/a.Shop/Buy");
+        let call = call.header("content-type", "application/grpc").header("te", "trailers");
+        let mut response = client.start_call(call).await.response_head().await;
+        assert_eq!(response.next().await.unwrap(), "begun", "{timeouts:?}");
+        clock.advance(LIMIT + Duration::from_millis(1)).await;
+        assert_eq!(response.trailers().await["grpc-status"], "4", "{timeouts:?}");
+    }
+}
+
 /// A change of one route would else close the connections of the other one.
 #[tokio::test]
 async fn one_port_may_be_a_backend_in_two_protocols() {

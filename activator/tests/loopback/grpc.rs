@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use common::wire::RevisionEntry;
+use common::wire::{AppProtocol, RevisionEntry};
 use http::{Request, request};
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, trace_service_client::TraceServiceClient,
@@ -11,8 +11,8 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use tonic::{Code, Status, transport::Endpoint};
 
 use crate::{
-    h2c::Http2TestClient,
-    harness::{ActivatorFixture, revision},
+    h2c::{self, FakeHttp2Pod, Http2TestClient},
+    harness::{ActivatorFixture, PausedClock, revision},
 };
 
 /// Host of the service.
@@ -123,4 +123,25 @@ async fn a_call_whose_head_is_refused_gets_a_status() {
     assert_eq!((response.head.status().as_u16(), &*response.body), (200, ""));
     assert_eq!(headers["grpc-status"], "14");
     assert_eq!(headers["grpc-message"], "too%20many%20bytes%20of%20requests%20are%20held");
+}
+
+#[tokio::test]
+async fn a_call_whose_response_had_begun_ends_with_a_status() {
+    let mut fixture = ActivatorFixture::new().await;
+    let pod = FakeHttp2Pod::start(h2c::start_then_stall).await;
+    fixture.add_ready_pod("p", pod.address);
+    change_revision(&mut fixture, |it| {
+        it.protocol = AppProtocol::H2c;
+        it.idle_timeout = Some(Duration::from_millis(50));
+    });
+    // A busy machine may need longer than the timeout before the response begins.
+    let clock = PausedClock::start_paused();
+    let client = Http2TestClient::connect(fixture.port).await;
+    let started = client.start_call(call(HOST, "application/grpc"));
+    let mut response = started.await.response_head().await;
+    assert_eq!(response.next().await.unwrap(), "begun");
+    clock.advance(Duration::from_millis(51)).await;
+    let trailers = response.trailers().await;
+    assert_eq!(trailers["grpc-status"], "4");
+    assert_eq!(trailers["grpc-message"], "activator%20request%20timeout");
 }

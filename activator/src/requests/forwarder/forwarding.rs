@@ -196,7 +196,10 @@ impl RequestForwarder {
             picked.change_response(response.headers_mut());
         }
         if status != StatusCode::SWITCHING_PROTOCOLS && opened.is_none() {
-            return Ok(response.map(|body| ClientResponseBody::from_pod(body, timer, permit)));
+            let protocol = pending.grpc_protocol;
+            return Ok(
+                response.map(|body| ClientResponseBody::from_pod(body, timer, permit, protocol))
+            );
         }
         // Both ends leave HTTP at the same time. A 101 that the client has not asked for has no counterpart, and is an
         // error.

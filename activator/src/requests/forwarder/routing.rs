@@ -36,7 +36,8 @@ impl RequestForwarder {
         &self,
         received: ReceivedRequest<'_>,
     ) -> Result<Routed, ProxyRequestError> {
-        let ReceivedRequest { head, body, entrypoint, client, connection } = received;
+        let ReceivedRequest { head, body, grpc_protocol, entrypoint, client, connection } =
+            received;
         let sender = client.request_sender(entrypoint);
         let met = connection.client_auth_result().map(|it| &it.client_auth);
         let handshake = HandshakeRule::Met(met);
@@ -88,6 +89,7 @@ impl RequestForwarder {
             revision,
             settings,
             client_version,
+            grpc_protocol,
             upgrade: None,
             websocket: None,
             websocket_body: opens_websocket.then(|| connection.start_body()),
