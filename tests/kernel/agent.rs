@@ -73,6 +73,7 @@ fn role() {
         Ok("client") => roles::run_client(),
         Ok("led-client") => roles::run_led_client(),
         Ok("half-closed-client") => roles::run_half_closed_client(),
+        Ok("pool-client") => roles::run_pool_client(),
         Ok("pausing-clients") => pausing_clients::run_clients(),
         Ok("server") => http_server::run(),
         Ok("connect") => cluster_services::run_connect(),

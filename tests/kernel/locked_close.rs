@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     io::{self, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -53,8 +53,11 @@ fn closer_of(fixture: &mut SharedKernelFixture) -> &mut LockedCloser {
 
 /// Closes connections, and returns the numbers of the outcomes.
 fn close(closer: &mut LockedCloser, connections: &[&DiagConnection]) -> CloseCounts {
-    let mut counts = CloseCounts::default();
-    closer.close(connections, &mut counts).expect("as many walks as it takes");
+    let (mut counts, mut closed) = (CloseCounts::default(), BTreeSet::new());
+    closer.close(connections, &mut counts, &mut closed).expect("as many walks as it takes");
+    let listed: BTreeSet<u64> = connections.iter().map(|it| it.cookie()).collect();
+    assert!(closed.is_subset(&listed), "{closed:?} of {listed:?}");
+    assert_eq!(closed.len() as u64, counts.closed);
     counts
 }
 

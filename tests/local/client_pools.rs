@@ -128,8 +128,8 @@ spec:
     )
 }
 
-/// Lets all clients send a round at the same time. No request may fail.
-fn request_rounds(clients: &mut [PoolClient]) -> BTreeMap<String, usize> {
+/// Lets all clients send a round at the same time. No request may fail in this step of the test.
+fn request_rounds(clients: &mut [PoolClient], step: &str) -> BTreeMap<String, usize> {
     let rounds: Vec<(&str, PoolRound)> = thread::scope(|scope| {
         let running: Vec<_> = clients
             .iter_mut()
@@ -139,8 +139,8 @@ fn request_rounds(clients: &mut [PoolClient]) -> BTreeMap<String, usize> {
     });
     let mut served = BTreeMap::new();
     for (name, round) in rounds {
-        assert_eq!(round.failed, 0, "{name}: {round:?}");
-        assert_eq!(round.served.values().sum::<usize>(), ROUND, "{name}: {round:?}");
+        assert_eq!(round.failed, 0, "{step}: {name}: {round:?}");
+        assert_eq!(round.served.values().sum::<usize>(), ROUND, "{step}: {name}: {round:?}");
         for (pod, count) in round.served {
             *served.entry(pod).or_default() += count;
         }
@@ -149,20 +149,26 @@ fn request_rounds(clients: &mut [PoolClient]) -> BTreeMap<String, usize> {
 }
 
 /// Sends rounds until all requests of one are served by pods of a Revision, and then one more. Returns the requests
-/// that each pod has served in that one.
-fn move_to(clients: &mut [PoolClient], revision: &str, pods: usize) -> BTreeMap<String, usize> {
+/// that each pod has served in that one. A failure tells the step of the test, and how many rounds it had.
+fn move_to(
+    clients: &mut [PoolClient],
+    step: &str,
+    revision: &str,
+    pods: usize,
+) -> BTreeMap<String, usize> {
     let prefix = format!("pools-{revision}-");
     let is_of_revision = |served: &BTreeMap<String, usize>| {
         served.len() == pods && served.keys().all(|pod| pod.starts_with(&prefix))
     };
-    let mut earlier = BTreeSet::new();
-    wait_for(&format!("all traffic at {prefix}"), || {
-        let served = request_rounds(clients);
+    let (mut earlier, mut rounds) = (BTreeSet::new(), 0);
+    wait_for(&format!("{step}: all traffic at {prefix}"), || {
+        rounds += 1;
+        let served = request_rounds(clients, &format!("{step} to {prefix}, round {rounds}"));
         earlier.extend(served.keys().cloned());
         is_of_revision(&served).then_some(())
     });
-    let served = request_rounds(clients);
-    assert!(is_of_revision(&served), "traffic went back: {served:?}, after {earlier:?}");
+    let served = request_rounds(clients, &format!("{step} to {prefix}, all moved"));
+    assert!(is_of_revision(&served), "{step}: traffic went back: {served:?}, after {earlier:?}");
     served
 }
 
@@ -178,14 +184,14 @@ fn pools_of_clients_follow_a_rollout_a_rollback_and_the_growth_to_four_pods() {
     let url = format!("http://{address}/");
     let mut clients =
         client_commands().map(|(name, words)| PoolClient::start(&node, name, &words, &url));
-    move_to(&mut clients, "one", 1);
+    move_to(&mut clients, "start", "one", 1);
     apply(manifest("two", 1, "two"));
-    move_to(&mut clients, "two", 1);
+    move_to(&mut clients, "rollout", "two", 1);
     // The rollback wakes a Revision whose pod may have ended.
     apply(manifest("two", 1, "one"));
-    move_to(&mut clients, "one", 1);
+    move_to(&mut clients, "rollback", "one", 1);
     apply(manifest("four", 4, "four"));
-    let served = move_to(&mut clients, "four", 4);
+    let served = move_to(&mut clients, "growth", "four", 4);
     // Each connect chooses its pod, so the shares follow from 40 connections, and not from 1,000 requests.
     let total: usize = served.values().sum();
     assert!(served.values().all(|count| *count * 2 <= total), "one pod has most: {served:?}");

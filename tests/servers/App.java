@@ -81,7 +81,7 @@ public final class App {
                         served.merge(response.headers().firstValue("x-pod").orElse(""), 1, Integer::sum);
                     } catch (IOException | InterruptedException error) {
                         failed.incrementAndGet();
-                        System.err.println(error);
+                        System.err.println(withCauses(error));
                     }
                 }, pool));
             }
@@ -91,6 +91,15 @@ public final class App {
             System.out.println(text);
         }
         System.exit(0);
+    }
+
+    /** Returns a failure with its causes in one line, which tell a refused write from a closed connection. */
+    private static String withCauses(Throwable failure) {
+        var text = new StringBuilder();
+        for (Throwable error = failure; error != null; error = error.getCause()) {
+            text.append(text.length() == 0 ? "" : ", because of ").append(error);
+        }
+        return text.toString();
     }
 
     /** A request that has begun; its end is noted when it is closed. Appended lines of two bytes stay whole. */

@@ -2,8 +2,9 @@
 //!
 //! Routing happens at connect, so a client that keeps a connection keeps its pod. When new connections no longer choose
 //! an address (rollout, split, limit, sleep, drain), its idle connections are closed on the client's side. So the
-//! client's pool notices before it uses them again. Busy connections are left alone. The client's side cannot tell a
-//! response that pauses from one that has ended, so the pod is asked (`stale_connections/pod_query`).
+//! client's pool notices before it uses them again. They close one after another (`stale_connections/close_pacing`). Busy
+//! connections are left alone. The client's side cannot tell a response that pauses from one that has ended, so the pod
+//! is asked (`stale_connections/pod_query`).
 
 use std::{
     collections::BTreeMap,
@@ -17,6 +18,7 @@ use datapath::abi::ConnectionActivity;
 use crate::net::sockdiag::{DiagConnection, TcpActivity};
 
 pub(crate) mod close;
+mod close_pacing;
 mod idle_closes;
 pub(crate) mod pod_query;
 mod recorded_clients;

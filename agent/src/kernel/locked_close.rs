@@ -6,6 +6,7 @@
 //! older kernels, and if the kernel refuses the program, the agent works without it.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
 };
@@ -201,17 +202,24 @@ impl LockedCloser {
     }
 
     /// Closes connections in the calling thread's network namespace. It spares a connection if a byte was written or
-    /// received since it was listed, or if a message is under way or unanswered. `counts` grows by the outcomes, also
-    /// if a later close fails.
+    /// received since it was listed, or if a message is under way or unanswered. `counts` grows by the outcomes, and
+    /// `closed` by the cookies of the sockets that were closed, also if a later close fails.
     pub fn close(
         &mut self,
         connections: &[&DiagConnection],
         counts: &mut CloseCounts,
+        closed: &mut BTreeSet<u64>,
     ) -> io::Result<()> {
         for batch in connections.chunks(abi::ENDING_MAX as usize) {
             let result = self.close_batch(batch);
             // Also after a failure: an entry that stays would be closed at the next walk.
-            let outcomes = batch.iter().map(|connection| self.take_outcome(connection.cookie()));
+            let outcomes = batch.iter().map(|connection| -> io::Result<CloseCounts> {
+                let outcome = self.take_outcome(connection.cookie())?;
+                if outcome.closed > 0 {
+                    closed.insert(connection.cookie());
+                }
+                Ok(outcome)
+            });
             let taken = add_outcomes(outcomes, counts);
             result.and(taken)?;
         }

@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{POD_ADDRESS, ROLE_INPUT_VARIABLE, SERVICE_ADDRESS, cluster_services, pausing_clients};
 
+/// Connections in the pool of [`run_pool_client`].
+pub(super) const POOL_CONNECTIONS: u64 = 12;
+
 pub(super) fn run_agent() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let config = agent::config::AgentConfig::parse_from(["agent"]);
@@ -41,6 +44,22 @@ pub(super) fn run_half_closed_client() {
     run_connected_client(stream);
 }
 
+/// Opens the connections of a pool, and sends a request on each. It never reads the first response. Of the other
+/// connections it prints received bytes and how each one ends.
+pub(super) fn run_pool_client() {
+    let request = env::var(ROLE_INPUT_VARIABLE).expect("a request");
+    let connect = |_| TcpStream::connect(POD_ADDRESS).expect("the pod listens");
+    let mut pool: Vec<TcpStream> = (0..POOL_CONNECTIONS).map(connect).collect();
+    for stream in &mut pool {
+        stream.write_all(request.as_bytes()).expect("an open connection");
+    }
+    println!("connected");
+    let readers = pool.split_off(1).into_iter();
+    let readers: Vec<_> =
+        readers.map(|stream| thread::spawn(move || print_until_end(stream))).collect();
+    readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
+}
+
 /// Connects to the service of the pod, once its routes are in force. Until then its address has no route.
 fn connect_to_service() -> TcpStream {
     loop {
@@ -58,6 +77,11 @@ fn run_connected_client(mut stream: TcpStream) {
     let bytes = env::var(ROLE_INPUT_VARIABLE).unwrap_or_default();
     stream.write_all(bytes.as_bytes()).expect("an open connection");
     println!("connected");
+    print_until_end(stream);
+}
+
+/// Prints the bytes that come on a connection, and how it ends.
+fn print_until_end(mut stream: TcpStream) {
     let mut bytes = [0; 1024];
     loop {
         match stream.read(&mut bytes).map_err(|error| error.kind()) {

@@ -4,7 +4,7 @@ use std::io::Lines;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::ChildStdout;
 
-use super::{shared_agent::SharedAgentFixture, *};
+use super::{roles::POOL_CONNECTIONS, shared_agent::SharedAgentFixture, *};
 
 /// Beginning of the metrics line that counts connections found to be in use.
 const SPARED_METRIC: &str = "rouse_agent_connections_spared_total";
@@ -129,6 +129,20 @@ fn an_idle_connection_to_a_draining_pod_is_ended_at_the_clients_side() {
     fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
     assert_eq!(client.next_event(), "ended: Err(ConnectionAborted)");
     fixture.wait_pod("drained", |pod| pod.drained);
+}
+
+/// The first connection looks idle at each scan, and is spared at each attempt, because its client does not read.
+#[test]
+fn all_idle_connections_of_a_pool_are_ended_beside_one_that_is_always_spared() {
+    let (fixture, clients) = listening_pod_fixture("serve");
+    let request = "GET / HTTP/1.1\r\nhost: hello\r\n\r\n";
+    let mut client = ClientProcess::start(&fixture, "pool-client", &clients, request);
+    let others = 1..POOL_CONNECTIONS;
+    let responses: Vec<String> = others.clone().map(|_| client.next_event()).collect();
+    assert!(responses.iter().all(|it| it.starts_with("read: HTTP/1.1 200")), "{responses:?}");
+    fixture.set_pod(RoutingPhase::Draining, ProbeHandler::Listen);
+    let ends: Vec<String> = others.map(|_| client.next_event()).collect();
+    assert!(ends.iter().all(|it| it == "ended: Err(ConnectionAborted)"), "{ends:?}");
 }
 
 /// Creates a fixture with a request in flight and the first half of its response sent. The client's side alone looks

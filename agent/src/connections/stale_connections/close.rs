@@ -3,10 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use common::link::error_chain;
@@ -15,11 +15,14 @@ use tracing::{debug, warn};
 
 use self::{
     last_scan::LastClientScan,
+    namespace_closes::{NamespaceCloses, close_in_namespace},
     scan_plan::ScanRecords,
     scan_round::{ClientScanRound, ScannedClient},
 };
 use super::{
-    ClientScanScope, ClientScanStats, DrainingAddress, is_due,
+    ClientScanScope, ClientScanStats, DrainingAddress,
+    close_pacing::ClosePacing,
+    idle_closes::CloseAttempts,
     pod_query::{ClientPodAddresses, InUseQueries},
 };
 use crate::{
@@ -29,7 +32,7 @@ use crate::{
         maps::client_sockets::ClientSocketRecords,
     },
     lock::lock,
-    net::sockdiag::{DiagConnection, SockDiag},
+    net::sockdiag::DiagConnection,
     pods::{
         namespace::{self, NamespaceError},
         processes::{ProcessesByNamespace, open_namespace_of, processes_by_namespace},
@@ -37,8 +40,13 @@ use crate::{
 };
 
 mod last_scan;
+mod namespace_closes;
 mod scan_plan;
 mod scan_round;
+
+/// Time after a scan that leaves due connections to a later moment of their clients, in which known connections are
+/// scanned often. It is longer than the pause between two closes of a client.
+const POSTPONED_SCAN_TIME: Duration = Duration::from_millis(200);
 
 /// Closer of stale connections of this node's clients. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -49,6 +57,9 @@ pub(crate) struct StaleConnectionCloser {
     records: Option<ScanRecords>,
     /// Queries to pods before a close.
     queries: InUseQueries,
+    /// Pacing of all closes. It is locked before the locked closer, and while connections are closed: two tasks must not
+    /// close connections of one client in the same moment.
+    pacing: Arc<Mutex<ClosePacing>>,
     last_scan: Arc<Mutex<LastClientScan>>,
 }
 
@@ -62,6 +73,7 @@ impl StaleConnectionCloser {
             locked_closer,
             records: None,
             queries: InUseQueries::new(),
+            pacing: Arc::default(),
             last_scan: Arc::default(),
         }
     }
@@ -87,6 +99,11 @@ impl StaleConnectionCloser {
         lock(&self.last_scan).stats
     }
 
+    /// Returns true if a scan has just left due connections to a later moment of their clients.
+    pub(super) fn has_postponed(&self, now: Instant) -> bool {
+        lock(&self.last_scan).postponed_until.is_some_and(|until| now < until)
+    }
+
     /// Returns the pods of the known connections.
     pub(super) fn known_pods(&self) -> BTreeSet<SocketAddr> {
         lock(&self.last_scan).clients.keys().copied().collect()
@@ -97,13 +114,13 @@ impl StaleConnectionCloser {
         lock(&self.last_scan).clients.get(&pod).cloned().unwrap_or_default()
     }
 
-    /// Closes known connections that stand at these positions, under their locks. Returns the outcome of each that was
-    /// found.
+    /// Closes known connections that stand at these positions, under their locks. Of each client the first ones have
+    /// their turn, as many as may be closed now.
     pub(super) async fn close_at_positions(
         self,
-        positions: BTreeMap<ClientPodAddresses, IdlePosition>,
-    ) -> BTreeMap<ClientPodAddresses, PositionOutcome> {
-        run_blocking(move || self.close_known_at(&positions)).await
+        due: Vec<(ClientPodAddresses, IdlePosition)>,
+    ) -> CloseAttempts {
+        run_blocking(move || self.attempt_closes(due)).await
     }
 
     /// Scans the clients' namespaces for connections to draining addresses. Nothing is closed yet.
@@ -121,8 +138,9 @@ impl StaleConnectionCloser {
         ClientScan { draining, clients: round.clients, scope, walks: round.walks }
     }
 
-    /// Closes the due connections of a scan, except those that a pod reports as in use. Returns also the number of pods
-    /// that had no turn for a query: their connections stay open.
+    /// Closes the due connections of a scan, except those that a pod reports as in use. Of each client as many are closed as
+    /// its pace allows, and a later scan finds the others. Returns also the number of pods that had no turn for a query:
+    /// their connections stay open.
     ///
     /// The order matters: list, ask the pods, close only what has not changed since the list. So no request can come in
     /// between.
@@ -139,6 +157,15 @@ impl StaleConnectionCloser {
         let (CloseCounts { closed, spared }, left_out) = (counts, report.left_out.len());
         debug!(ended = closed, spared, in_use, left_out, "stale connections closed");
         (counts, left_out)
+    }
+
+    /// Attempts closes at positions, as many of each client as its pace allows. Blocks.
+    fn attempt_closes(&self, due: Vec<(ClientPodAddresses, IdlePosition)>) -> CloseAttempts {
+        let mut pacing = lock(&self.pacing);
+        let mut attempts = CloseAttempts::select(&pacing, Instant::now(), due);
+        attempts.outcomes = self.close_known_at(&attempts.tried);
+        attempts.record_closed(&mut pacing, Instant::now());
+        attempts
     }
 
     /// Closes known connections at positions, in the namespace of each client. Blocks.
@@ -181,12 +208,18 @@ impl StaleConnectionCloser {
         let mut round = ClientScanRound::default();
         round.add_unknown(&plan.unknown);
         plan.targets.into_iter().for_each(|target| round.scan(target, draining));
+        // Before the pods are asked: no connection of these clients is closed yet, whatever the pods report.
+        let now = Instant::now();
+        let has_postponed = self.postpone_paced(now, &mut round.clients);
         // Scans run on threads of their own, so that this thread's time is only the walk.
         round.cpu_time += thread_cpu_time().saturating_sub(cpu_before);
         let is_list = scope != ClientScanScope::KnownConnections;
         let gaps = self.records.as_ref().filter(|_| is_list).map(ScanRecords::read_gaps);
         // Locked only now: watches read it meanwhile, and a scan may take long.
         let mut last_scan = lock(&self.last_scan);
+        if has_postponed {
+            last_scan.postponed_until = Some(now + POSTPONED_SCAN_TIME);
+        }
         last_scan.record_round(plan.scope, &mut round, &plan.sought);
         if is_list {
             last_scan.record_gaps(Instant::now(), gaps);
@@ -208,22 +241,47 @@ impl StaleConnectionCloser {
         last_scan.unknown = unknown.keys().copied().collect();
     }
 
-    /// Closes the due connections that have not been used since they were listed. Blocks.
+    /// Removes the connections of clients whose next moment is later from the due ones. Returns true if there are some.
+    /// Blocks.
+    fn postpone_paced(&self, now: Instant, clients: &mut [ScannedClient]) -> bool {
+        // A scan without due connections does not wait for closes that are under way.
+        if clients.iter().all(|client| client.due.is_empty()) {
+            return false;
+        }
+        let pacing = lock(&self.pacing);
+        clients.iter_mut().map(|client| client.postpone_paced(now, &pacing)).sum::<usize>() > 0
+    }
+
+    /// Closes the due connections that have not been used since they were listed, as many of each client as its pace
+    /// allows. Blocks.
     fn close_selected(
         &self,
         draining: &BTreeMap<SocketAddr, DrainingAddress>,
         clients: Vec<ScannedClient>,
     ) -> CloseCounts {
-        let mut locked_closer = self.locked_closer.as_deref().map(lock);
-        let mut total = CloseCounts::default();
-        for ScannedClient { namespace, due, .. } in
-            clients.iter().filter(|client| !client.due.is_empty())
-        {
-            let locked_closer = locked_closer.as_deref_mut();
-            let close = || close_in_namespace(draining, due, locked_closer, &mut total);
+        let (mut total, mut has_postponed) = (CloseCounts::default(), false);
+        for client in clients.into_iter().filter(|client| !client.due.is_empty()) {
+            let ScannedClient { namespace, mut due, .. } = client;
+            let due_count = due.len();
+            // Not for all namespaces at once: watches close connections in between.
+            let mut pacing = lock(&self.pacing);
+            pacing.rotate(&mut due);
+            let selected = pacing.select(Instant::now(), due, client_ip);
+            has_postponed |= selected.len() < due_count;
+            if selected.is_empty() {
+                continue;
+            }
+            let mut guard = self.locked_closer.as_deref().map(lock);
+            let (locked_closer, mut closes) = (guard.as_deref_mut(), NamespaceCloses::default());
+            let close = || close_in_namespace(draining, &selected, locked_closer, &mut closes);
             if let Err(error) = namespace.run_inside("close connections", close) {
                 warn!(error = %error_chain(&error), "cannot close stale connections");
             }
+            pacing.record_closed(Instant::now(), closes.clients);
+            total += closes.counts;
+        }
+        if has_postponed {
+            lock(&self.last_scan).postponed_until = Some(Instant::now() + POSTPONED_SCAN_TIME);
         }
         total
     }
@@ -282,58 +340,9 @@ fn connection_addresses(connection: &DiagConnection) -> ClientPodAddresses {
     (connection.canonical_local(), connection.canonical_peer())
 }
 
-/// Closes connections of the calling thread's network namespace. `counts` grows by the outcomes, also if a later close
-/// fails.
-fn close_in_namespace(
-    draining: &BTreeMap<SocketAddr, DrainingAddress>,
-    due: &[DiagConnection],
-    locked_closer: Option<&mut LockedCloser>,
-    counts: &mut CloseCounts,
-) -> io::Result<()> {
-    let Some(locked_closer) = locked_closer else { return close_unlocked(draining, due, counts) };
-    let all: Vec<&DiagConnection> = due.iter().collect();
-    let mut locked_counts = CloseCounts::default();
-    let result = locked_closer.close(&all, &mut locked_counts);
-    counts.closed += locked_counts.closed;
-    let Err(error) = result else {
-        counts.spared += locked_counts.spared;
-        return Ok(());
-    };
-    warn!(%error, "cannot close stale connections under their locks");
-    // It judges those again that were spared.
-    close_unlocked(draining, due, counts)
-}
-
-/// Closes connections on kernels that cannot check and close in one step: a request that is written in between is lost.
-fn close_unlocked(
-    draining: &BTreeMap<SocketAddr, DrainingAddress>,
-    due: &[DiagConnection],
-    counts: &mut CloseCounts,
-) -> io::Result<()> {
-    let diag = SockDiag::open()?;
-    for connection in due {
-        match close_if_due(&diag, draining, connection) {
-            Ok(true) => counts.closed += 1,
-            Ok(false) => counts.spared += 1,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Closes a connection if it is still due. A list of thousands is old when its end is reached, so the connection is
-/// read again right before.
-fn close_if_due(
-    diag: &SockDiag,
-    draining: &BTreeMap<SocketAddr, DrainingAddress>,
-    connection: &DiagConnection,
-) -> io::Result<bool> {
-    let due = is_due(Instant::now(), draining, &diag.refresh(connection)?);
-    if due {
-        diag.destroy(connection)?;
-    }
-    Ok(due)
+/// Returns the address by which the closes of a client are paced.
+fn client_ip(connection: &DiagConnection) -> IpAddr {
+    connection.canonical_local().ip()
 }
 
 /// Returns the processes in each network namespace except the agent's own. Returns an error if that is not known, as the
@@ -349,8 +358,6 @@ pub(in crate::connections) fn client_namespaces(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::net::sockdiag::TcpActivity;
 
@@ -415,6 +422,39 @@ mod tests {
         let expected = BTreeMap::from([(2, ((client(1, 2), pod), position))]);
         assert_eq!(selected, [(vec![1], expected)]);
         assert!(closer.close_known_at(&wanted.into()).is_empty(), "no lock to close it under");
+    }
+
+    #[test]
+    fn closes_of_a_client_at_several_pods_have_one_pace() {
+        let closer = StaleConnectionCloser::new("/nonexistent".into(), None);
+        let client = |host: u8, port: u16| SocketAddr::from(([10, 0, 0, host], port));
+        let position = IdlePosition { client_seq: 7, pod_seq: 8 };
+        let tried = |pod: u8| {
+            let pod = SocketAddr::from(([10, 0, 1, pod], 80));
+            let clients = (1..=8).map(|port| client(1, port)).chain([client(2, 1)]);
+            let due = clients.map(|client| ((client, pod), position)).collect();
+            let attempts = closer.attempt_closes(due);
+            attempts.tried.into_keys().map(|(client, _)| client).collect::<Vec<_>>()
+        };
+        assert_eq!(tried(1), [client(1, 1), client(2, 1)]);
+        assert_eq!(tried(2), [client(1, 1), client(2, 1)], "no connection was closed");
+        // Far from over, however slow this test is.
+        let later = Instant::now() + Duration::from_secs(3_600);
+        lock(&closer.pacing).record_closed(later, [client(1, 1).ip()]);
+        assert_eq!(tried(2), [client(2, 1)]);
+        // A clone closes for another task.
+        assert!(lock(&closer.clone().pacing).next_moment(client(1, 1).ip()).is_some());
+    }
+
+    #[test]
+    fn known_connections_are_scanned_often_after_due_ones_were_left_for_later() {
+        let (closer, now) =
+            (StaleConnectionCloser::new("/nonexistent".into(), None), Instant::now());
+        assert!(!closer.has_postponed(now), "none was due yet");
+        lock(&closer.last_scan).postponed_until = Some(now + POSTPONED_SCAN_TIME);
+        assert!(closer.clone().has_postponed(now));
+        assert!(!closer.has_postponed(now + POSTPONED_SCAN_TIME));
+        assert!(!closer.postpone_paced(now, &mut []), "nothing is due");
     }
 
     #[test]

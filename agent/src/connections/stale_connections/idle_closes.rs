@@ -1,14 +1,16 @@
 //! Pure: closes of connections that their pod has reported as idle: the moment of each one, and its further attempts.
 //!
 //! A report comes from the pod's node before the client has read the response. So the first attempt may be early. Each
-//! attempt walks over the sockets of the client's namespace, and the cost of the last walk bounds their rate.
+//! attempt walks over the sockets of the client's namespace, and the cost of the last walk bounds their rate. Of several
+//! closes that are due, those that have waited longest have their turn first (`stale_connections/close_pacing`).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
-use super::pod_query::ClientPodAddresses;
+use super::{close_pacing::ClosePacing, pod_query::ClientPodAddresses};
 use crate::kernel::locked_close::{IdlePosition, PositionOutcome};
 
 /// Pause before the second attempt. Each further pause is twice as long.
@@ -17,6 +19,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const ATTEMPTS_MAX: u32 = 9;
 /// Bound on the cost of all attempts: one part in this number of a processor's time.
 const CPU_BUDGET_DIVISOR: u32 = 4;
+/// Shortest pause between two walks. Closes that were due but not attempted may have their turn at once.
+const WALK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Closes to attempt, by connection.
 #[derive(Debug, Default)]
@@ -24,6 +28,8 @@ pub(super) struct IdleCloses {
     planned: BTreeMap<ClientPodAddresses, PlannedClose>,
     /// Time before which no attempt is made; `None`: no walk has been made.
     next_walk: Option<Instant>,
+    /// Times before which no connection of a client is closed.
+    next_moments: BTreeMap<IpAddr, Instant>,
 }
 
 #[derive(Debug)]
@@ -33,6 +39,44 @@ struct PlannedClose {
     at: Instant,
     /// Attempts so far.
     attempts: u32,
+}
+
+/// Attempts at closes that were due, as many of each client as its pace allows.
+#[derive(Debug, Default)]
+pub(super) struct CloseAttempts {
+    /// Connections of which a close was attempted, with their positions.
+    pub(super) tried: BTreeMap<ClientPodAddresses, IdlePosition>,
+    /// Outcome of each of them that was found.
+    pub(super) outcomes: BTreeMap<ClientPodAddresses, PositionOutcome>,
+    /// Clients of all closes that were due.
+    clients: BTreeSet<IpAddr>,
+    /// Times before which no further connection of these clients is closed. The closes that were not attempted wait for
+    /// them.
+    next_moments: BTreeMap<IpAddr, Instant>,
+}
+
+impl CloseAttempts {
+    /// Selects the closes to attempt, of each client the first ones. There are no outcomes yet.
+    pub(super) fn select(
+        pacing: &ClosePacing,
+        now: Instant,
+        due: Vec<(ClientPodAddresses, IdlePosition)>,
+    ) -> Self {
+        let client_of = |((client, _), _): &(ClientPodAddresses, IdlePosition)| client.ip();
+        let clients = due.iter().map(client_of).collect();
+        let tried = pacing.select(now, due, client_of).into_iter().collect();
+        Self { tried, clients, ..Self::default() }
+    }
+
+    /// Records the closes that have succeeded, and takes over the next moments of the clients.
+    pub(super) fn record_closed(&mut self, pacing: &mut ClosePacing, now: Instant) {
+        let outcomes = self.outcomes.iter();
+        let closed = outcomes.filter(|(_, outcome)| **outcome == PositionOutcome::Closed);
+        pacing.record_closed(now, closed.map(|((client, _), _)| client.ip()));
+        let moments = self.clients.iter().map(|client| (*client, pacing.next_moment(*client)));
+        self.next_moments =
+            moments.filter_map(|(client, moment)| Some((client, moment?))).collect();
+    }
 }
 
 impl IdleCloses {
@@ -49,34 +93,40 @@ impl IdleCloses {
 
     /// Returns the time of the next attempt; `None`: none is planned.
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        let first = self.planned.values().map(|close| close.at).min()?;
+        let first = self.planned.iter().map(|(it, close)| self.next_attempt(it, close)).min()?;
         Some(self.next_walk.map_or(first, |walk| walk.max(first)))
     }
 
-    /// Returns the closes that are due.
-    pub(super) fn due(&self, now: Instant) -> BTreeMap<ClientPodAddresses, IdlePosition> {
-        let due = self.planned.iter().filter(|(_, close)| close.at <= now);
-        due.map(|(connection, close)| (*connection, close.position)).collect()
+    /// Returns the time of the next attempt at a close, if no walk delays it.
+    fn next_attempt(&self, (client, _): &ClientPodAddresses, close: &PlannedClose) -> Instant {
+        self.next_moments.get(&client.ip()).map_or(close.at, |&moment| moment.max(close.at))
     }
 
-    /// Records the outcomes of the closes that were due. A connection without an outcome was not found. The walks took
+    /// Returns the closes that are due, those first that have waited longest. A further attempt waits from its own time on,
+    /// so it comes after the others that are due.
+    pub(super) fn due(&self, now: Instant) -> Vec<(ClientPodAddresses, IdlePosition)> {
+        let planned = self.planned.iter();
+        let mut due: Vec<_> =
+            planned.filter(|(it, close)| self.next_attempt(it, close) <= now).collect();
+        due.sort_by_key(|(_, close)| close.at);
+        due.into_iter().map(|(connection, close)| (*connection, close.position)).collect()
+    }
+
+    /// Records the attempts at closes that were due. A tried connection without an outcome was not found. The walks took
     /// `took` and have ended `now`.
-    pub(super) fn record(
-        &mut self,
-        now: Instant,
-        took: Duration,
-        tried: &BTreeMap<ClientPodAddresses, IdlePosition>,
-        outcomes: &BTreeMap<ClientPodAddresses, PositionOutcome>,
-    ) {
-        self.next_walk = Some(now + took.saturating_mul(CPU_BUDGET_DIVISOR - 1));
+    pub(super) fn record(&mut self, now: Instant, took: Duration, attempts: &CloseAttempts) {
+        let pause = took.saturating_mul(CPU_BUDGET_DIVISOR - 1).max(WALK_PAUSE);
+        self.next_walk = Some(now + pause);
+        self.next_moments.retain(|_, moment| *moment > now);
+        self.next_moments.extend(&attempts.next_moments);
         self.planned.retain(|connection, close| {
-            if tried.get(connection) != Some(&close.position) {
+            if attempts.tried.get(connection) != Some(&close.position) {
                 return true;
             }
             let pause = FIRST_PAUSE * 2_u32.pow(close.attempts);
             close.attempts += 1;
             close.at = now + pause;
-            let may_succeed = match outcomes.get(connection) {
+            let may_succeed = match attempts.outcomes.get(connection) {
                 Some(PositionOutcome::NotReached | PositionOutcome::Failed) => true,
                 Some(PositionOutcome::Closed | PositionOutcome::Passed) | None => false,
             };
@@ -87,10 +137,14 @@ impl IdleCloses {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::close_pacing::CLOSE_PAUSE, *};
 
     fn connection(port: u16) -> ClientPodAddresses {
         (([10, 0, 0, 9], port).into(), ([10, 0, 0, 1], 80).into())
+    }
+
+    fn client_ip() -> IpAddr {
+        connection(1).0.ip()
     }
 
     fn position(client_seq: u32) -> IdlePosition {
@@ -103,10 +157,17 @@ mod tests {
         now: Instant,
         outcome: Option<PositionOutcome>,
     ) -> Vec<u16> {
-        let tried = closes.due(now);
-        let outcomes = tried.keys().filter_map(|it| Some((*it, outcome?))).collect();
-        closes.record(now, Duration::ZERO, &tried, &outcomes);
-        tried.keys().map(|(client, _)| client.port()).collect()
+        let due = closes.due(now);
+        let outcomes = due.iter().filter_map(|(it, _)| Some((*it, outcome?))).collect();
+        let tried = due.iter().copied().collect();
+        let attempts = CloseAttempts { tried, outcomes, ..CloseAttempts::default() };
+        closes.record(now, Duration::ZERO, &attempts);
+        ports(&due)
+    }
+
+    /// Returns the clients' ports of these closes.
+    fn ports(due: &[(ClientPodAddresses, IdlePosition)]) -> Vec<u16> {
+        due.iter().map(|((client, _), _)| client.port()).collect()
     }
 
     #[test]
@@ -150,20 +211,100 @@ mod tests {
         closes.add(now, connection(1), position(1));
         assert_eq!(attempt(&mut closes, now, Some(PositionOutcome::NotReached)), [1]);
         closes.add(now, connection(1), position(2));
-        assert_eq!(closes.due(now), [(connection(1), position(2))].into());
+        assert_eq!(closes.due(now), [(connection(1), position(2))]);
         // The outcome of a walk that has begun before is one of the old position.
-        let old = [(connection(1), position(1))].into();
-        let passed = [(connection(1), PositionOutcome::Passed)].into();
-        closes.record(now, Duration::ZERO, &old, &passed);
-        assert_eq!(closes.due(now), [(connection(1), position(2))].into());
+        let old = CloseAttempts {
+            tried: [(connection(1), position(1))].into(),
+            outcomes: [(connection(1), PositionOutcome::Passed)].into(),
+            ..CloseAttempts::default()
+        };
+        closes.record(now, Duration::ZERO, &old);
+        assert_eq!(closes.due(now), [(connection(1), position(2))]);
     }
 
     #[test]
     fn the_cost_of_a_walk_delays_the_next_one() {
         let (now, took) = (Instant::now(), Duration::from_millis(30));
         let mut closes = IdleCloses::default();
-        closes.record(now, took, &BTreeMap::new(), &BTreeMap::new());
+        closes.record(now, took, &CloseAttempts::default());
         closes.add(now, connection(1), position(1));
         assert_eq!(closes.next_wake(), Some(now + took * (CPU_BUDGET_DIVISOR - 1)));
+    }
+
+    /// Attempts the closes that are due, at the pace of their client. Returns the ports of the attempts.
+    fn attempt_paced(
+        closes: &mut IdleCloses,
+        pacing: &mut ClosePacing,
+        now: Instant,
+        outcome: impl Fn(u16) -> PositionOutcome,
+    ) -> Vec<u16> {
+        let mut attempts = CloseAttempts::select(pacing, now, closes.due(now));
+        let tried: Vec<ClientPodAddresses> = attempts.tried.keys().copied().collect();
+        attempts.outcomes = tried.iter().map(|it| (*it, outcome(it.0.port()))).collect();
+        attempts.record_closed(pacing, now);
+        closes.record(now, Duration::ZERO, &attempts);
+        tried.iter().map(|(client, _)| client.port()).collect()
+    }
+
+    #[test]
+    fn closes_of_a_client_that_are_due_together_are_attempted_one_after_another() {
+        let begun = Instant::now();
+        let (mut closes, mut pacing) = (IdleCloses::default(), ClosePacing::default());
+        // The last one has waited longest.
+        for port in 1..=8_u16 {
+            closes.add(begun - Duration::from_millis(port.into()), connection(port), position(1));
+        }
+        let (mut ports, mut now) = (Vec::new(), begun);
+        while let Some(wake) = closes.next_wake() {
+            assert!(ports.is_empty() || wake > now, "no attempt at the same moment");
+            now = now.max(wake);
+            let closed = |_| PositionOutcome::Closed;
+            let tried = attempt_paced(&mut closes, &mut pacing, now, closed);
+            assert_eq!(tried.len(), 1, "after {ports:?}");
+            assert_eq!(Some(now), pacing.next_moment(client_ip()).map(|it| it - CLOSE_PAUSE));
+            ports.extend(tried);
+        }
+        assert_eq!(ports, [8, 7, 6, 5, 4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn closes_that_do_not_succeed_keep_no_other_from_its_turn_and_no_processor_busy() {
+        for (failing, outcome) in [
+            (3_u16, PositionOutcome::NotReached),
+            (9, PositionOutcome::Failed),
+            (10, PositionOutcome::Passed),
+        ] {
+            let mut now = Instant::now();
+            let (mut closes, mut pacing) = (IdleCloses::default(), ClosePacing::default());
+            (1..=20).for_each(|port| closes.add(now, connection(port), position(1)));
+            let outcome_of =
+                |port: u16| if port <= failing { outcome } else { PositionOutcome::Closed };
+            let (mut closed, mut failed) = (BTreeSet::new(), 0);
+            while let Some(wake) = closes.next_wake() {
+                assert!(failed + closed.len() == 0 || wake > now, "a walk without a pause");
+                now = wake;
+                let tried = attempt_paced(&mut closes, &mut pacing, now, outcome_of);
+                assert!(!tried.is_empty(), "a wake without an attempt");
+                failed += tried.iter().filter(|port| **port <= failing).count();
+                closed.extend(tried.into_iter().filter(|port| *port > failing));
+            }
+            assert_eq!(closed, (failing + 1..=20).collect::<BTreeSet<_>>());
+            let attempts = if outcome == PositionOutcome::Passed { 1 } else { ATTEMPTS_MAX };
+            assert_eq!(failed, usize::from(failing) * attempts as usize);
+        }
+    }
+
+    #[test]
+    fn closes_wait_for_the_moment_that_another_task_has_set() {
+        let now = Instant::now();
+        let (mut closes, mut pacing) = (IdleCloses::default(), ClosePacing::default());
+        closes.add(now, connection(1), position(1));
+        pacing.record_closed(now, [client_ip()]);
+        let closed = |_| PositionOutcome::Closed;
+        assert!(attempt_paced(&mut closes, &mut pacing, now, closed).is_empty());
+        assert_eq!(closes.next_wake(), Some(now + CLOSE_PAUSE), "it stays planned");
+        assert!(closes.due(now).is_empty());
+        assert_eq!(attempt_paced(&mut closes, &mut pacing, now + CLOSE_PAUSE, closed), [1]);
+        assert_eq!(closes.next_wake(), None);
     }
 }

@@ -89,7 +89,10 @@ impl StaleConnectionTask {
     /// does not start while another one of its scope runs.
     pub(crate) fn start_due_rounds(&mut self, now: Instant) {
         let are_watched = self.watches.update(now, self.connections.draining());
-        self.connections.set_pods_watched(are_watched);
+        // Watches report no connection that was idle before. A scan closes those at the pace of each client, so further
+        // ones have to follow soon.
+        let has_postponed = self.closer.has_postponed(now);
+        self.connections.set_pods_watched(are_watched && !has_postponed);
         self.rounds.retain(|_, round| !round.is_finished());
         while let Some(scope) = self
             .connections

@@ -222,7 +222,8 @@ impl WatchRound {
         let now = Instant::now();
         for ((client, port), position) in updates.positions {
             if port == self.pod.port() {
-                let moment = self.draining.reported_close_moment(now, client.port());
+                // From now on, if its moment is over: closes that have waited for their turn come before it.
+                let moment = self.draining.reported_close_moment(now, client.port()).max(now);
                 closes.add(moment, (client, self.pod), position);
             }
         }
@@ -262,16 +263,18 @@ impl WatchRound {
         }
     }
 
-    /// Attempts the closes that are due.
+    /// Attempts the closes that are due, as many of each client as its pace allows.
     async fn close_due(&self, closes: &mut IdleCloses) {
         let due = closes.due(Instant::now());
         let begun = Instant::now();
-        let outcomes = self.closer.clone().close_at_positions(due.clone()).await;
-        let closed = outcomes.values().filter(|it| **it == PositionOutcome::Closed).count() as u64;
+        let attempts = self.closer.clone().close_at_positions(due).await;
+        let outcomes = attempts.outcomes.values();
+        let closed = outcomes.filter(|it| **it == PositionOutcome::Closed).count() as u64;
         self.metrics.connections_closed.inc_by(closed);
         self.metrics.connections_closed_by_report.inc_by(closed);
-        debug!(pod = %self.pod, tried = due.len(), ended = closed, "idle connections closed");
-        closes.record(Instant::now(), begun.elapsed(), &due, &outcomes);
+        let tried = attempts.tried.len();
+        debug!(pod = %self.pod, tried, ended = closed, "idle connections closed");
+        closes.record(Instant::now(), begun.elapsed(), &attempts);
     }
 }
 

@@ -13,8 +13,9 @@ use crate::pods::types::{PodKernelState, PodTrackerAction};
 /// Time that a draining pod must have been idle before it may stop, and for which it must have been draining.
 pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(1);
 
-/// Time for which a persistent connection delays the end of a drained pod.
-const OPEN_CONNECTION_DRAIN_TIME: Duration = Duration::from_secs(2);
+/// Time for which a persistent connection delays the end of a drained pod. The agents of clients close large pools one
+/// after another, so it also counts from the begin of the draining.
+pub(super) const OPEN_CONNECTION_DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// Time after a preStop request in which the RouteTable may name the pod as draining. After that no other node learns
 /// of the draining, and only the pod's own idleness counts.
@@ -121,10 +122,10 @@ impl TrackedPod {
         let in_flight = self.awaited_requests(now, is_limit_over, out);
         // Clients' agents are closing the idle connections: a pod that stopped with one open would lose a request that
         // arrives at the same moment.
-        let required_idle =
+        let required_time =
             if connections > 0 { OPEN_CONNECTION_DRAIN_TIME } else { DRAINED_AFTER };
-        let is_quiet = in_flight == 0 && unused_connections == 0 && idle >= required_idle;
-        let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= DRAINED_AFTER;
+        let is_quiet = in_flight == 0 && unused_connections == 0 && idle >= required_time;
+        let is_long_ago = |since: Instant| now.saturating_duration_since(since) >= required_time;
         self.drain.is_drained = is_quiet && self.drain.since.is_some_and(is_long_ago);
         if is_quiet && self.is_waiting_to_stop() && draining_since.is_some_and(is_long_ago) {
             self.prestop.has_response = true;

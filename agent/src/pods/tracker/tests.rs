@@ -7,7 +7,10 @@ use common::{
 use datapath::abi;
 
 use super::{
-    stopping::{DRAINED_AFTER, DRAINING_ROUTE_TIMEOUT, RESTART_ASSUMED_AFTER, RESTART_TIMEOUT},
+    stopping::{
+        DRAINED_AFTER, DRAINING_ROUTE_TIMEOUT, OPEN_CONNECTION_DRAIN_TIME, RESTART_ASSUMED_AFTER,
+        RESTART_TIMEOUT,
+    },
     *,
 };
 use crate::pods::types::NamespaceListener;
@@ -576,6 +579,24 @@ fn the_kubelet_waits_for_the_last_request_and_for_a_second_of_draining() {
         1,
         "the next container gets the same answer"
     );
+}
+
+#[test]
+fn a_pod_that_was_idle_before_waits_for_its_open_connections_while_clients_agents_close_them() {
+    let now = Instant::now();
+    let open = || PodKernelState { connections: 40, ..idle_state() };
+    let draining_pods = || {
+        let mut pods = busy(now);
+        request_prestop(&mut pods, now);
+        route_phase(&mut pods, now, RoutingPhase::Draining);
+        assert_eq!(released(&read_kernel_state(&mut pods, now + DRAINED_AFTER, open())), 0);
+        pods
+    };
+    let all_closed = read_kernel_state(&mut draining_pods(), now + DRAINED_AFTER, idle_state());
+    assert_eq!(released(&all_closed), 1);
+    let later = now + OPEN_CONNECTION_DRAIN_TIME;
+    let some_left = read_kernel_state(&mut draining_pods(), later, open());
+    assert_eq!(released(&some_left), 1, "they delay it no longer");
 }
 
 #[test]

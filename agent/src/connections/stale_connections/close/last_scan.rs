@@ -31,6 +31,9 @@ pub(super) struct LastClientScan {
     pub(super) namespaces: KnownNamespaces,
     /// Time for which the connect records may lack connections.
     completeness: RecordCompleteness,
+    /// Time until which known connections are scanned often, since a scan has left due ones to a later moment of their
+    /// clients.
+    pub(super) postponed_until: Option<Instant>,
     /// True if the last scan of all clients has not reached all of them.
     pub(super) has_missed_clients: bool,
     /// Processes of clients whose namespace could not be read, which was logged.

@@ -12,8 +12,11 @@ use datapath::abi::ConnectionActivity;
 use tracing::warn;
 
 use super::{
-    super::{DrainingAddress, is_due, may_close, pod_query::ClientPodAddresses},
-    connection_addresses,
+    super::{
+        DrainingAddress, close_pacing::ClosePacing, is_due, may_close,
+        pod_query::ClientPodAddresses,
+    },
+    client_ip, connection_addresses,
     scan_plan::ClientScanTarget,
 };
 use crate::{
@@ -159,6 +162,13 @@ impl ScannedClient {
         (!self.stale.is_empty()).then_some(self)
     }
 
+    /// Removes the connections of clients whose next moment is later from the due ones. Returns their number.
+    pub(super) fn postpone_paced(&mut self, now: Instant, pacing: &ClosePacing) -> usize {
+        let all = self.due.len();
+        self.due.retain(|connection| pacing.allowed(now, client_ip(connection), 1) > 0);
+        all - self.due.len()
+    }
+
     /// Removes the connections to these pods from the due ones.
     pub(super) fn exclude_pods(&mut self, pods: &BTreeSet<SocketAddr>) {
         self.due.retain(|connection| !pods.contains(&connection.canonical_peer()));
@@ -196,4 +206,30 @@ fn refresh_connections(
         }
     }
     Ok(open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::sockdiag::TcpActivity;
+
+    #[test]
+    fn due_connections_of_a_client_with_a_close_just_now_are_left_for_later() {
+        let connection = |host: u8, port: u16| {
+            let (local, peer) = (([10, 0, 0, host], port).into(), ([10, 0, 1, 1], 80).into());
+            DiagConnection::listed(local, peer, TcpActivity::default())
+        };
+        // One namespace may have clients at several addresses.
+        let due = vec![connection(1, 1), connection(2, 2), connection(1, 3)];
+        let own = open_namespace_of(&[std::process::id()]).expect("it can be read");
+        let namespace = own.expect("this process has not ended");
+        let (pids, netns_cookie, stale) = (vec![1], None, due.clone());
+        let mut client = ScannedClient { pids, netns_cookie, namespace, stale, due: due.clone() };
+        let (mut pacing, now) = (ClosePacing::default(), Instant::now());
+        assert_eq!((client.postpone_paced(now, &pacing), client.due.len()), (0, 3));
+        pacing.record_closed(now, [client_ip(&due[0])]);
+        assert_eq!(client.postpone_paced(now, &pacing), 2);
+        assert_eq!(client.due, due[1..2]);
+        assert_eq!(client.stale, due, "they stay known");
+    }
 }
