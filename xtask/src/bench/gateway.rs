@@ -11,6 +11,7 @@ pub(super) use self::rows::CASES;
 use self::rows::GatewayBenchOutput;
 use super::{BenchArgs, CaseSelection, case_results::CaseResults, report::BenchRow};
 use crate::{
+    build_ebpf,
     setup::{self, SetupPurpose},
     sh,
     workspace::CargoWorkspace,
@@ -41,6 +42,8 @@ pub(super) struct GatewayBenchContext {
     old: Option<PathBuf>,
     envoy: PathBuf,
     go_proxy: PathBuf,
+    /// Object file of the eBPF programs. The bench needs none of them, but a build without it would be another one.
+    object: PathBuf,
     cases: CaseSelection,
     rounds: u32,
 }
@@ -59,6 +62,7 @@ impl GatewayBenchContext {
             go_proxy: peers::go_proxy(workspace)?,
             rouse: absolute_path(args.rouse_program(workspace)?)?,
             old: args.gateway.old.clone().map(absolute_path).transpose()?,
+            object: build_ebpf::build_object(workspace)?,
             cases: cases.clone(),
             rounds: args.rounds,
         })
@@ -88,6 +92,8 @@ pub(super) fn run(context: &GatewayBenchContext) -> Result<Vec<BenchRow>> {
     }
     bench.args(["--cases", &cases.join(","), "--rounds", &context.rounds.to_string()]);
     bench.current_dir(env!("CARGO_MANIFEST_DIR")).env("RUST_LOG", "warn");
+    // The object of the measured program: without it cargo would build the agent a second time.
+    bench.env(build_ebpf::OBJECT_VARIABLE, &context.object);
     let text = sh::capture(&mut bench)?;
     // Progress goes to standard error; the JSON is the last line.
     let line = text.lines().last().context("the bench printed nothing")?;
