@@ -138,14 +138,17 @@ fn request_args<'a>(address: &'a str, host: &'a str) -> [&'a str; 9] {
     ["load", "--addr", address, "--host", host, "--stages", "1x60s", "--requests", "1"]
 }
 
-/// Returns the time until the first byte, in ms. Returns an error without a response, and if an activator passed on the
-/// request for a subject that needs none.
+/// Returns the time until the first byte, in ms. Returns an error without a response, and if an activator passed on a
+/// request to a warm pod. If a frozen pod was passed over, the time counts like that of the other wakes.
 fn first_byte_ms(subject: &str, record: &LoadRecord) -> Result<f64> {
     if !record.is_answered() {
         bail!("no response from a pod: status {} {}", record.status, record.error);
     }
-    if subject != "cold" && !record.direct {
+    if subject == "direct" && !record.direct {
         bail!("the response of {} came through an activator", record.pod);
+    }
+    if subject == "rouse" && !record.direct {
+        eprintln!("standby: the response of {} came through an activator", record.pod);
     }
     Ok(record.first_byte_us as f64 / 1e3)
 }
@@ -201,14 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn only_a_cold_start_may_take_an_activator() {
+    fn no_request_to_a_warm_pod_may_take_an_activator() {
         assert_eq!(first_byte_ms("rouse", &record(200, true)).unwrap(), 0.75);
         assert_eq!(first_byte_ms("cold", &record(200, false)).unwrap(), 0.75);
-        for subject in ["rouse", "direct"] {
-            let error = first_byte_ms(subject, &record(200, false)).unwrap_err().to_string();
-            assert!(error.contains("kept0-00001-x came through an activator"), "{error}");
+        assert_eq!(first_byte_ms("rouse", &record(200, false)).unwrap(), 0.75);
+        let error = first_byte_ms("direct", &record(200, false)).unwrap_err().to_string();
+        assert!(error.contains("kept0-00001-x came through an activator"), "{error}");
+        for subject in ["rouse", "cold"] {
+            assert!(first_byte_ms(subject, &record(503, false)).is_err(), "{subject}");
         }
-        assert!(first_byte_ms("cold", &record(503, false)).is_err());
     }
 
     #[test]
