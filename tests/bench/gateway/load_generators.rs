@@ -13,6 +13,9 @@ use crate::{
     pods::GRPC_MESSAGE,
 };
 
+/// Time without any byte after which h2load ends a connection, whose requests then count as timed out.
+const INACTIVITY_TIMEOUT: &str = "20s";
+
 /// Results that a client reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadedRate {
@@ -62,6 +65,8 @@ impl LoadRun<'_> {
         let ThroughputLoad { port, path, .. } = self.load;
         let mut h2load = Command::new("h2load");
         h2load.args(["-t1", &format!("-c{connections}"), &format!("-m{streams}")]);
+        // Without a timeout, a response that never comes would hold up the bench forever.
+        h2load.args(["-N", INACTIVITY_TIMEOUT]);
         h2load.arg(format!("-n{}", self.requests)).arg("--connect-to");
         h2load.arg(format!("{}:{}", self.to, port.number()));
         if port == GatewayPort::Grpc {
