@@ -1,5 +1,7 @@
 //! Shell: measurements of Rouse beside its controls, in interleaved rounds, written to BENCHMARKS.md.
 
+mod case_results;
+mod case_selection;
 mod cluster_burst;
 mod cluster_context;
 mod cluster_wake;
@@ -36,6 +38,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use self::{
+    case_selection::CaseSelection,
     cluster_context::ClusterBenchContext,
     clusterip::ClusterIpBenchContext,
     gateway::{GatewayBenchArgs, GatewayBenchContext},
@@ -58,6 +61,10 @@ pub(crate) struct BenchArgs {
     /// Benches to run; all when none is named: wake, grow, connect, warm, idle, control-plane, cluster-wake,
     /// cluster-burst, footprint, scale-in, standby, resync, fanout, count, clusterip, clusterip-cluster, gateway
     names: Vec<String>,
+    /// Cases of the one named bench, joined by commas; all if none is named. Only of standby, clusterip,
+    /// clusterip-cluster and gateway
+    #[arg(long, value_delimiter = ',', value_name = "CASE")]
+    cases: Vec<String>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -152,8 +159,10 @@ const BENCHES: [NamedBench; 17] = [
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let workspace = CargoWorkspace::load()?;
     let benches = select_benches(&args.names)?;
+    let names: Vec<&str> = benches.iter().map(|(name, _)| *name).collect();
     // All refusals come before the builds, which take minutes.
-    args.gateway.check(benches.iter().any(|(name, _)| *name == "gateway"))?;
+    let cases = CaseSelection::new(&args.cases, &names)?;
+    args.gateway.check(names.contains(&"gateway"))?;
     if !sh::is_root() {
         bail!(
             "the benches read the kernel's statistics: run them as root, for example with sudo -E"
@@ -161,7 +170,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     }
     let folder = workspace.target.join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let environments = BenchEnvironments::build(args, &workspace, &folder, &benches)?;
+    let environments = BenchEnvironments::build(args, &cases, &workspace, &folder, &benches)?;
 
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
     for (name, body) in benches {
@@ -203,6 +212,7 @@ impl BenchEnvironments {
     /// Builds what `benches` need, and nothing else: a cluster takes minutes.
     fn build(
         args: &BenchArgs,
+        cases: &CaseSelection,
         workspace: &CargoWorkspace,
         folder: &Path,
         benches: &[NamedBench],
@@ -217,14 +227,14 @@ impl BenchEnvironments {
         Ok(Self {
             node: on_node.then(|| build_node_context(args, workspace, folder)).transpose()?,
             cluster: on_cluster
-                .then(|| build_cluster_context(args, workspace, folder))
+                .then(|| build_cluster_context(args, cases, workspace, folder))
                 .transpose()?,
             ebpf: on_kernel.then(|| build_ebpf_context(args, workspace)).transpose()?,
             proxies: on_proxies
-                .then(|| build_clusterip_context(args, workspace, folder))
+                .then(|| build_clusterip_context(args, cases, workspace, folder))
                 .transpose()?,
             gateways: on_gateways
-                .then(|| GatewayBenchContext::build(args, workspace))
+                .then(|| GatewayBenchContext::build(args, cases, workspace))
                 .transpose()?,
         })
     }
@@ -305,6 +315,7 @@ fn build_ebpf_context(args: &BenchArgs, workspace: &CargoWorkspace) -> Result<Eb
 /// Builds the programs and images that the benches on clusters need.
 fn build_cluster_context(
     args: &BenchArgs,
+    cases: &CaseSelection,
     workspace: &CargoWorkspace,
     folder: &Path,
 ) -> Result<ClusterBenchContext> {
@@ -318,6 +329,7 @@ fn build_cluster_context(
         name: args.cluster.clone(),
         client: args.client_program(workspace)?,
         folder: folder.to_owned(),
+        cases: cases.clone(),
         rounds: args.rounds,
     })
 }
@@ -325,6 +337,7 @@ fn build_cluster_context(
 /// Builds the programs that the bench of service proxies needs.
 fn build_clusterip_context(
     args: &BenchArgs,
+    cases: &CaseSelection,
     workspace: &CargoWorkspace,
     folder: &Path,
 ) -> Result<ClusterIpBenchContext> {
@@ -336,6 +349,7 @@ fn build_clusterip_context(
         client: args.client_program(workspace)?,
         kube_proxy: cluster::kube_proxy()?,
         folder: folder.to_owned(),
+        cases: cases.clone(),
         rounds: args.rounds,
     })
 }

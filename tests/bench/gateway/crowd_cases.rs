@@ -37,23 +37,25 @@ pub(crate) struct CrowdFigures {
     pub(crate) release: Vec<Figure>,
 }
 
-/// Measures a new process of a proxy: the allocator of a used one would take what earlier connections have left.
+/// Measures a new process of a proxy: the allocator of a used one would take what earlier connections have left. After
+/// a failure, `figures` contains those before it.
 pub(crate) fn measure_crowd(
     fixture: &GatewayFixture,
     subject: GatewaySubject,
-) -> Result<CrowdFigures> {
+    figures: &mut CrowdFigures,
+) -> Result<()> {
     let proxy = fixture.start_proxy(subject)?;
     warm_up(&proxy)?;
     let empty = proxy.process.memory_bytes()?;
     let mut crowd = fixture.runtime.block_on(ClientCrowd::connect(proxy.h1_address()))?;
     fixture.runtime.block_on(crowd.exchange_each(AWAKE_HOST))?;
-    let mut figures = CrowdFigures { idle: memory_figures(&proxy, empty)?, ..Default::default() };
+    figures.idle = memory_figures(&proxy, empty)?;
     if subject.is_activator() {
         fixture.runtime.block_on(crowd.send_each(ASLEEP_HOST))?;
         figures.waiting = memory_figures(&proxy, empty)?;
         figures.release = fixture.runtime.block_on(release(&proxy, crowd))?;
     }
-    Ok(figures)
+    Ok(())
 }
 
 /// Sends requests over one connection: code and buffers that all connections share are in use then.

@@ -121,6 +121,11 @@ impl GatewayFixture {
         self.kept.borrow_mut().clear();
     }
 
+    /// Ends a subject that stays, so that the next case starts it again.
+    pub(crate) fn end_kept_of(&self, subject: GatewaySubject) {
+        self.kept.borrow_mut().remove(&subject);
+    }
+
     /// Starts a new process of a proxy, at an address that no other has had.
     pub(crate) fn start_proxy(&self, subject: GatewaySubject) -> Result<GatewayProcess> {
         let number = self.next_number.get();

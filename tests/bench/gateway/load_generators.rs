@@ -8,7 +8,13 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::cases::{GatewayPort, LoadClient, ThroughputLoad};
+use crate::{
+    cases::{GatewayPort, LoadClient, ThroughputLoad},
+    pods::GRPC_MESSAGE,
+};
+
+/// Time without any byte after which h2load ends a connection, whose requests then count as timed out.
+const INACTIVITY_TIMEOUT: &str = "20s";
 
 /// Results that a client reports.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +65,8 @@ impl LoadRun<'_> {
         let ThroughputLoad { port, path, .. } = self.load;
         let mut h2load = Command::new("h2load");
         h2load.args(["-t1", &format!("-c{connections}"), &format!("-m{streams}")]);
+        // Without a timeout, a response that never comes would hold up the bench forever.
+        h2load.args(["-N", INACTIVITY_TIMEOUT]);
         h2load.arg(format!("-n{}", self.requests)).arg("--connect-to");
         h2load.arg(format!("{}:{}", self.to, port.number()));
         if port == GatewayPort::Grpc {
@@ -69,6 +77,15 @@ impl LoadRun<'_> {
         let output = output_of(&mut h2load)?;
         let expected = format!("{} succeeded, 0 failed, 0 errored, 0 timeout", self.requests);
         ensure!(output.contains(&expected), "h2load met errors: {output}");
+        if port == GatewayPort::Grpc {
+            // A call that fails has the status 200 as well, but no message.
+            let bytes = find_number(&output, |line| {
+                let (before, _) = line.strip_prefix("traffic: ")?.split_once(") data")?;
+                before.rsplit('(').next()?.parse().ok()
+            })?;
+            let is_answered = bytes >= self.requests as f64 * GRPC_MESSAGE.len() as f64;
+            ensure!(is_answered, "calls of gRPC failed: {output}");
+        }
         let is_http2 = port != GatewayPort::Tls || output.contains("Application protocol: h2");
         ensure!(is_http2, "no HTTP/2 by ALPN: {output}");
         let per_s = find_number(&output, |line| {

@@ -29,7 +29,13 @@ mod proxy_configs;
 mod route_update;
 mod warm_cases;
 
-use std::{cell::RefCell, collections::BTreeMap, fs, path::PathBuf, process::Command};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    process::Command,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
@@ -42,7 +48,7 @@ use serde_json::json;
 use self::{
     cases::{GatewayCase, GatewaySubject},
     cores::BenchCores,
-    crowd_cases::measure_crowd,
+    crowd_cases::{CrowdFigures, measure_crowd},
     figures::{Figure, MeasuredCase, add_figures, round_order},
     fixture::{BenchPrograms, GatewayFixture},
     route_update::measure_route_update,
@@ -91,8 +97,15 @@ struct GatewayBenchOptions {
     bench: bool,
 }
 
-/// Figures of all cases by their names.
-type AllFigures = BTreeMap<&'static str, MeasuredCase>;
+/// Figures of all cases, and what failed. One failure costs a subject of one case, as a run takes an hour.
+#[derive(Debug, Default)]
+struct GatewayOutcome {
+    cases: BTreeMap<&'static str, MeasuredCase>,
+    /// Subjects that have failed, with the cases in which they did.
+    dropped: BTreeSet<(&'static str, GatewaySubject)>,
+    /// Failures of the measured program by case.
+    failures: BTreeMap<&'static str, String>,
+}
 
 fn main() -> Result<()> {
     let args = GatewayBenchOptions::parse();
@@ -112,13 +125,17 @@ fn main() -> Result<()> {
         "proxies on core {}; clients and pods on core {}, which limits the faster proxies",
         cores.proxy, cores.client
     );
-    let mut figures = measure_warm_cases(&fixture, &cases, args.rounds, args.seconds)?;
+    let mut outcome = GatewayOutcome::default();
+    measure_warm_cases(&fixture, &cases, args.rounds, args.seconds, &mut outcome);
     fixture.end_kept();
-    figures.extend(measure_large_cases(&fixture, &cases, args.rounds.min(MAX_LARGE_ROUNDS))?);
+    measure_large_cases(&fixture, &cases, args.rounds.min(MAX_LARGE_ROUNDS), &mut outcome);
     drop(fixture);
     println!(
         "{}",
-        json!({ "cases": figures, "proxy_core": cores.proxy, "client_core": cores.client })
+        json!({
+            "cases": outcome.cases, "failures": outcome.failures,
+            "proxy_core": cores.proxy, "client_core": cores.client,
+        })
     );
     Ok(())
 }
@@ -156,27 +173,25 @@ fn measure_warm_cases(
     cases: &[GatewayCase],
     rounds: u32,
     seconds: u32,
-) -> Result<AllFigures> {
+    outcome: &mut GatewayOutcome,
+) {
     let warm = WarmCases { fixture, seconds, h2_requests: RefCell::default() };
     let all = GatewaySubject::all(fixture.has_old());
     let proxies: Vec<GatewaySubject> =
         all.iter().copied().filter(|it| *it != GatewaySubject::Direct).collect();
-    let mut figures = AllFigures::new();
     for case in cases {
         let name = case.name();
-        let measured = if let Some(load) = case.throughput() {
-            compare(name, rounds, &all, |subject| warm.measure_rate(*case, load, subject))?
+        if let Some(load) = case.throughput() {
+            let measure = |subject| warm.measure_rate(*case, load, subject);
+            outcome.compare(fixture, name, rounds, &all, measure);
         } else if *case == GatewayCase::P99C64 {
-            compare(name, rounds, &all, |subject| warm.measure_latency(subject))?
+            outcome.compare(fixture, name, rounds, &all, |subject| warm.measure_latency(subject));
         } else if *case == GatewayCase::Slow10k {
             let rounds = rounds.min(MAX_LARGE_ROUNDS);
-            compare(name, rounds, &proxies, |subject| warm.measure_slow_clients(subject))?
-        } else {
-            continue;
-        };
-        figures.insert(name, measured);
+            let measure = |subject| warm.measure_slow_clients(subject);
+            outcome.compare(fixture, name, rounds, &proxies, measure);
+        }
     }
-    Ok(figures)
 }
 
 /// Measures the cases that need a new process of a proxy in each round.
@@ -184,33 +199,30 @@ fn measure_large_cases(
     fixture: &GatewayFixture,
     cases: &[GatewayCase],
     rounds: u32,
-) -> Result<AllFigures> {
+    outcome: &mut GatewayOutcome,
+) {
     let has = |case: GatewayCase| cases.contains(&case);
     let subjects = |only_activators: bool| -> Vec<GatewaySubject> {
         let all = GatewaySubject::all(fixture.has_old()).into_iter();
         let all = all.filter(|it| *it != GatewaySubject::Direct);
         all.filter(|it| it.is_activator() || !only_activators).collect()
     };
-    let mut figures = AllFigures::new();
     let crowd_cases =
         [GatewayCase::MemoryIdle10k, GatewayCase::MemoryWaiting10k, GatewayCase::Release10k];
     if crowd_cases.into_iter().any(has) {
         let subjects = subjects(!has(GatewayCase::MemoryIdle10k));
         for round in 0..=rounds as usize {
             for subject in round_order(&subjects, round) {
-                let crowd = measure_crowd(fixture, subject);
-                let crowd = crowd.with_context(|| format!("crowd, {}", subject.name()))?;
+                let mut crowd = CrowdFigures::default();
+                let failure = measure_crowd(fixture, subject, &mut crowd).err();
                 let parts = [crowd.idle, crowd.waiting, crowd.release];
-                for (case, part) in crowd_cases.into_iter().zip(parts) {
-                    // An empty part belongs to a proxy that has no wait queue.
-                    if has(case) && !part.is_empty() {
-                        keep(
-                            figures.entry(case.name()).or_default(),
-                            case.name(),
-                            round,
-                            subject,
-                            &part,
-                        );
+                let parts = crowd_cases.into_iter().zip(parts).filter(|(case, _)| has(*case));
+                for (case, part) in parts {
+                    match &failure {
+                        _ if !part.is_empty() => outcome.keep(case.name(), round, subject, &part),
+                        Some(error) => outcome.drop_subject(case.name(), subject, error),
+                        // Such a part belongs to a proxy that has no wait queue.
+                        None => {}
                     }
                 }
             }
@@ -219,41 +231,67 @@ fn measure_large_cases(
     if has(GatewayCase::RouteUpdate10k) {
         let name = GatewayCase::RouteUpdate10k.name();
         let measure = |subject| measure_route_update(fixture, subject);
-        figures.insert(name, compare(name, rounds, &subjects(true), measure)?);
+        outcome.compare(fixture, name, rounds, &subjects(true), measure);
     }
-    Ok(figures)
 }
 
-/// Measures every subject once in each round.
-fn compare(
-    case: &'static str,
-    rounds: u32,
-    subjects: &[GatewaySubject],
-    measure: impl Fn(GatewaySubject) -> Result<Vec<Figure>>,
-) -> Result<MeasuredCase> {
-    let mut all = MeasuredCase::new();
-    for round in 0..=rounds as usize {
-        for subject in round_order(subjects, round) {
-            let measured = measure(subject);
-            let measured = measured.with_context(|| format!("{case}, {}", subject.name()))?;
-            keep(&mut all, case, round, subject, &measured);
+impl GatewayOutcome {
+    /// Measures every subject once in each round, as long as it does not fail. Without the measured program there is
+    /// nothing to compare with.
+    fn compare(
+        &mut self,
+        fixture: &GatewayFixture,
+        case: &'static str,
+        rounds: u32,
+        subjects: &[GatewaySubject],
+        measure: impl Fn(GatewaySubject) -> Result<Vec<Figure>>,
+    ) {
+        for round in 0..=rounds as usize {
+            for subject in round_order(subjects, round) {
+                if self.failures.contains_key(case) {
+                    return;
+                }
+                if self.dropped.contains(&(case, subject)) {
+                    continue;
+                }
+                match measure(subject) {
+                    Ok(figures) => self.keep(case, round, subject, &figures),
+                    Err(error) => {
+                        self.drop_subject(case, subject, &error);
+                        // It may have ended, or have open connections of this case.
+                        fixture.end_kept_of(subject);
+                    }
+                }
+            }
         }
     }
-    Ok(all)
-}
 
-/// Prints the figures of one measurement, and adds them to the others. Those of the round that warms up are dropped.
-fn keep(
-    all: &mut MeasuredCase,
-    case: &str,
-    round: usize,
-    subject: GatewaySubject,
-    figures: &[Figure],
-) {
-    if round > 0 {
+    /// Prints the figures of one measurement, and adds them to the others. Those of the round that warms up are dropped.
+    fn keep(
+        &mut self,
+        case: &'static str,
+        round: usize,
+        subject: GatewaySubject,
+        figures: &[Figure],
+    ) {
+        if round == 0 || self.dropped.contains(&(case, subject)) {
+            return;
+        }
         let shown: Vec<String> =
             figures.iter().map(|(name, value)| format!("{value:.1} {name}")).collect();
         eprintln!("{case:18} {:8} {}", subject.name(), shown.join(", "));
-        add_figures(all, subject.name(), figures);
+        add_figures(self.cases.entry(case).or_default(), subject.name(), figures);
+    }
+
+    /// Drops the figures of a subject in one case, so that all values of a round stay side by side.
+    fn drop_subject(&mut self, case: &'static str, subject: GatewaySubject, error: &anyhow::Error) {
+        eprintln!("{case:18} {:8} failed: {error:#}", subject.name());
+        self.dropped.insert((case, subject));
+        if let Some(measured) = self.cases.get_mut(case) {
+            measured.remove(subject.name());
+        }
+        if subject == GatewaySubject::Rouse {
+            self.failures.entry(case).or_insert_with(|| format!("{error:#}"));
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -29,6 +30,8 @@ use crate::http1::head_length;
 
 /// Length of the accept queue: longer than any number of connections of the bench.
 const BACKLOG: u32 = 65_535;
+/// Pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
 /// Message of gRPC: a prefix of five bytes (not compressed, length 5) and the content.
 pub(crate) const GRPC_MESSAGE: &[u8] = b"\0\0\0\0\x05hello";
 
@@ -47,8 +50,14 @@ impl CountingPod {
         let pod = Self { address, requests: Arc::default() };
         let requests = Arc::clone(&pod.requests);
         tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve_http1(stream, body, Arc::clone(&requests)));
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        tokio::spawn(serve_http1(stream, body, Arc::clone(&requests)));
+                    }
+                    // Too many files are open. The next response to a client closes one.
+                    Err(_no_file) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                }
             }
         });
         Ok(pod)

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::{is_condition_true, process_memory::map_bytes, service_manifest};
+use super::{CaseSelection, is_condition_true, process_memory::map_bytes, service_manifest};
 use crate::{frozen_pods::frozen_pods, image, sh, workspace::CargoWorkspace};
 
 /// Timeout of every wait: after this time the expected state is not going to come.
@@ -33,6 +33,7 @@ pub(super) struct ClusterBenchContext {
     pub(super) prepared: Option<(PathBuf, PathBuf)>,
     /// Directory for results that may be inspected later.
     pub(super) folder: PathBuf,
+    pub(super) cases: CaseSelection,
     pub(super) rounds: u32,
 }
 

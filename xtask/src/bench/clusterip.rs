@@ -25,6 +25,8 @@ use self::{
     proxy::{ProxyStart, ProxySubject, RunningProxy},
 };
 use super::{
+    CaseSelection,
+    case_results::CaseResults,
     ebpf_run_time, interleave,
     report::{BenchGoal, BenchRow, case_row, case_rows},
     stats::median,
@@ -34,6 +36,8 @@ use crate::{
     sh,
 };
 
+/// Names of the cases in the order in which they are measured, those of `flip` and `connect` in turn.
+pub(super) const CASES: [&str; 6] = ["flip", "connect", "udp", "start", "churn", "upgrade"];
 /// Numbers of Services, each with one endpoint, with which connects are measured.
 const SIZES: [u32; 4] = [1, 100, 1_000, 10_000];
 /// Least number of Services with which flips are measured.
@@ -56,6 +60,7 @@ pub(super) struct ClusterIpBenchContext {
     pub(super) kube_proxy: PathBuf,
     /// Directory of logs and settings.
     pub(super) folder: PathBuf,
+    pub(super) cases: CaseSelection,
     pub(super) rounds: u32,
 }
 
@@ -68,26 +73,55 @@ struct ConnectTargets {
 
 pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
     node::remove_leftovers()?;
-    let mut rows = Vec::new();
+    let mut results = CaseResults::new("clusterip");
     for services in SIZES {
-        let set = ServiceSet {
-            services,
-            endpoints_each: 1,
-            switches: true,
-            protocol: ServiceProtocol::Tcp,
-        };
-        let mut proxies = start_all(context, set, &ProxySubject::ALL)?;
-        if services >= FLIPS_FROM {
-            rows.extend(flips::measure(&mut proxies, context.rounds)?);
+        let measured = measure_services(context, services, &mut results);
+        measured.unwrap_or_else(|error| results.add(&format!("services_{services}"), Err(error)));
+    }
+    if context.cases.contains("udp") {
+        for services in SIZES {
+            results.add(&format!("udp_{services}"), datagrams::measure(context, services));
         }
-        rows.extend(measure_connects(&proxies, context.rounds)?);
     }
     let long_rounds = context.rounds.div_ceil(ROUNDS_PER_LONG_ROUND);
-    rows.extend(datagrams::measure(context)?);
-    rows.extend(starts::measure(context, long_rounds)?);
-    rows.extend(churn::measure(context, long_rounds)?);
-    rows.extend(upgrades::measure(context, long_rounds)?);
-    Ok(rows)
+    if context.cases.contains("start") {
+        results.add("start", starts::measure(context, long_rounds));
+    }
+    if context.cases.contains("churn") {
+        results.add("churn", churn::measure(context, long_rounds));
+    }
+    if context.cases.contains("upgrade") {
+        results.add("upgrade", upgrades::measure(context, long_rounds));
+    }
+    results.finish()
+}
+
+/// Measures flips and connects with this number of Services, as far as they are chosen.
+fn measure_services(
+    context: &ClusterIpBenchContext,
+    services: u32,
+    results: &mut CaseResults,
+) -> Result<()> {
+    let has_flips = services >= FLIPS_FROM && context.cases.contains("flip");
+    let has_connects = context.cases.contains("connect");
+    if !has_flips && !has_connects {
+        return Ok(());
+    }
+    let set =
+        ServiceSet { services, endpoints_each: 1, switches: true, protocol: ServiceProtocol::Tcp };
+    // Connects do not depend on the time between two syncs.
+    let subjects: &[ProxySubject] =
+        if has_flips { &ProxySubject::ALL } else { &ProxySubject::MODES };
+    let mut proxies = start_all(context, set, subjects)?;
+    if has_flips {
+        let flips = flips::measure(&mut proxies, context.rounds);
+        results.add(&format!("flip_{services}"), flips);
+    }
+    if has_connects {
+        let connects = measure_connects(&proxies, context.rounds);
+        results.add(&format!("connect_{services}"), connects);
+    }
+    Ok(())
 }
 
 /// Starts the subjects, one after the other, and suspends each once it serves all Services.

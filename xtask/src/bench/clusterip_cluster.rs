@@ -5,16 +5,26 @@ mod wakes;
 
 use anyhow::Result;
 
-use super::{cluster_context::ClusterBenchContext, report::BenchRow};
+use super::{case_results::CaseResults, cluster_context::ClusterBenchContext, report::BenchRow};
+
+/// Names of the cases in the order in which they are measured.
+pub(super) const CASES: [&str; 2] = ["lost_deployment", "wake_deployment"];
 
 /// Measures all cases. With `labelled`, one cluster has Services of Rouse and of kube-proxy side by side.
 pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let cluster = cluster_context.create_cluster(2, "iptables")?;
     cluster.install_with("standard", &["--clusterip", "labelled"])?;
     let clients = cluster.create_client_pods()?;
-    let mut rows = lost_requests::measure(cluster_context, &cluster, &clients)?;
-    rows.extend(wakes::measure(&cluster, &clients, cluster_context.rounds)?);
-    Ok(rows)
+    let mut results = CaseResults::new("clusterip-cluster");
+    if cluster_context.cases.contains("lost_deployment") {
+        let lost = lost_requests::measure(cluster_context, &cluster, &clients);
+        results.add("lost_deployment", lost);
+    }
+    if cluster_context.cases.contains("wake_deployment") {
+        let wakes = wakes::measure(&cluster, &clients, cluster_context.rounds);
+        results.add("wake_deployment", wakes);
+    }
+    results.finish()
 }
 
 /// A Deployment of the sample application without a preStop hook, and its Service. Each of the texts continues a part.

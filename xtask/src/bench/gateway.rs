@@ -7,9 +7,11 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use self::rows::{CASES, GatewayBenchOutput};
-use super::{BenchArgs, report::BenchRow};
+pub(super) use self::rows::CASES;
+use self::rows::GatewayBenchOutput;
+use super::{BenchArgs, CaseSelection, case_results::CaseResults, report::BenchRow};
 use crate::{
+    build_ebpf,
     setup::{self, SetupPurpose},
     sh,
     workspace::CargoWorkspace,
@@ -18,10 +20,7 @@ use crate::{
 /// Arguments for the bench `gateway` alone.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct GatewayBenchArgs {
-    /// Cases of the bench gateway, joined by commas; all when none is named
-    #[arg(long, value_delimiter = ',', value_name = "CASE")]
-    cases: Vec<String>,
-    /// Program of an earlier commit, whose gateway is measured as well, as `old`
+    /// Program of an earlier commit, whose gateway the bench gateway measures as well, as `old`
     #[arg(long, value_name = "FILE")]
     old: Option<PathBuf>,
 }
@@ -29,11 +28,8 @@ pub(super) struct GatewayBenchArgs {
 impl GatewayBenchArgs {
     /// Checks the arguments. `is_chosen`: the bench will run.
     pub(super) fn check(&self, is_chosen: bool) -> Result<()> {
-        if let Some(name) = self.cases.iter().find(|name| !CASES.contains(&name.as_str())) {
-            bail!("the bench gateway has no case `{name}`; it has {}", CASES.join(", "));
-        }
-        if !is_chosen && (!self.cases.is_empty() || self.old.is_some()) {
-            bail!("--cases and --old are for the bench gateway: name it as well");
+        if !is_chosen && self.old.is_some() {
+            bail!("--old is for the bench gateway: name it as well");
         }
         Ok(())
     }
@@ -46,13 +42,19 @@ pub(super) struct GatewayBenchContext {
     old: Option<PathBuf>,
     envoy: PathBuf,
     go_proxy: PathBuf,
-    cases: Vec<String>,
+    /// Object file of the eBPF programs. The bench needs none of them, but a build without it would be another one.
+    object: PathBuf,
+    cases: CaseSelection,
     rounds: u32,
 }
 
 impl GatewayBenchContext {
     /// Builds the measured program, and provides the other proxies.
-    pub(super) fn build(args: &BenchArgs, workspace: &CargoWorkspace) -> Result<Self> {
+    pub(super) fn build(
+        args: &BenchArgs,
+        cases: &CaseSelection,
+        workspace: &CargoWorkspace,
+    ) -> Result<Self> {
         let purposes = [SetupPurpose::Build, SetupPurpose::Bench, SetupPurpose::GatewayBench];
         setup::prepare(&purposes, args.yes)?;
         Ok(Self {
@@ -60,17 +62,15 @@ impl GatewayBenchContext {
             go_proxy: peers::go_proxy(workspace)?,
             rouse: absolute_path(args.rouse_program(workspace)?)?,
             old: args.gateway.old.clone().map(absolute_path).transpose()?,
-            cases: args.gateway.cases.clone(),
+            object: build_ebpf::build_object(workspace)?,
+            cases: cases.clone(),
             rounds: args.rounds,
         })
     }
 
     /// Names of the cases to measure.
-    fn case_names(&self) -> Vec<&str> {
-        if self.cases.is_empty() {
-            return CASES.to_vec();
-        }
-        self.cases.iter().map(String::as_str).collect()
+    fn case_names(&self) -> Vec<&'static str> {
+        CASES.into_iter().filter(|case| self.cases.contains(case)).collect()
     }
 }
 
@@ -92,12 +92,18 @@ pub(super) fn run(context: &GatewayBenchContext) -> Result<Vec<BenchRow>> {
     }
     bench.args(["--cases", &cases.join(","), "--rounds", &context.rounds.to_string()]);
     bench.current_dir(env!("CARGO_MANIFEST_DIR")).env("RUST_LOG", "warn");
+    // The object of the measured program: without it cargo would build the agent a second time.
+    bench.env(build_ebpf::OBJECT_VARIABLE, &context.object);
     let text = sh::capture(&mut bench)?;
     // Progress goes to standard error; the JSON is the last line.
     let line = text.lines().last().context("the bench printed nothing")?;
     let output: GatewayBenchOutput =
         serde_json::from_str(line).with_context(|| format!("cannot read `{line}`"))?;
-    output.rows(&cases)
+    let mut results = CaseResults::new("gateway");
+    for case in cases {
+        results.add(case, output.rows(case));
+    }
+    results.finish()
 }
 
 #[cfg(test)]
@@ -105,16 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_without_the_bench_and_unknown_cases_are_refused() {
-        let args = |cases: &[&str]| GatewayBenchArgs {
-            cases: cases.iter().map(ToString::to_string).collect(),
-            old: None,
-        };
-        assert!(args(&["h1_c64", "bulk"]).check(true).is_ok());
-        assert!(args(&[]).check(false).is_ok());
-        let unnamed = args(&["bulk"]).check(false).unwrap_err().to_string();
-        assert_eq!(unnamed, "--cases and --old are for the bench gateway: name it as well");
-        let unknown = args(&["h3_c64"]).check(true).unwrap_err().to_string();
-        assert!(unknown.starts_with("the bench gateway has no case `h3_c64`; it has h1_c1, "));
+    fn an_earlier_program_without_the_bench_is_refused() {
+        let old = GatewayBenchArgs { old: Some("rouse".into()) };
+        assert!(old.check(true).is_ok());
+        assert!(GatewayBenchArgs::default().check(false).is_ok());
+        let unnamed = old.check(false).unwrap_err().to_string();
+        assert_eq!(unnamed, "--old is for the bench gateway: name it as well");
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 
 use super::{
-    BARE, ClusterIpBenchContext, ConnectTargets, SIZES,
+    BARE, ClusterIpBenchContext, ConnectTargets,
     node::BenchCgroup,
     objects::{ServiceProtocol, ServiceSet},
     proxy::{ProxySubject, RunningProxy},
@@ -46,20 +46,14 @@ const CASES: [DatagramCase; 4] = [
     },
 ];
 
-/// Measures all kinds of sockets with each number of Services.
-pub(super) fn measure(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
+/// Measures all kinds of sockets with this number of Services.
+pub(super) fn measure(context: &ClusterIpBenchContext, services: u32) -> Result<Vec<BenchRow>> {
+    let set =
+        ServiceSet { services, endpoints_each: 1, switches: false, protocol: ServiceProtocol::Udp };
+    let proxies = super::start_all(context, set, &ProxySubject::MODES)?;
     let mut rows = Vec::new();
-    for services in SIZES {
-        let set = ServiceSet {
-            services,
-            endpoints_each: 1,
-            switches: false,
-            protocol: ServiceProtocol::Udp,
-        };
-        let proxies = super::start_all(context, set, &ProxySubject::MODES)?;
-        for case in CASES {
-            rows.extend(measure_case(&proxies, case, context.rounds)?);
-        }
+    for case in CASES {
+        rows.extend(measure_case(&proxies, case, context.rounds)?);
     }
     Ok(rows)
 }

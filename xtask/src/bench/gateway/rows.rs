@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::super::{
@@ -11,7 +11,7 @@ use super::super::{
 };
 
 /// Names of all cases, in the order in which they are measured and shown.
-pub(super) const CASES: [&str; 14] = [
+pub(in crate::bench) const CASES: [&str; 14] = [
     "h1_c1",
     "h1_c64",
     "h1_c512",
@@ -39,21 +39,22 @@ const H1_GOAL: BenchGoal = BenchGoal::AtLeast(60_000.0);
 pub(super) struct GatewayBenchOutput {
     /// Values of each case by subject and figure, one for each round.
     cases: BTreeMap<String, CaseFigures>,
+    /// Reasons for which cases have no figures of Rouse, or not those of all rounds.
+    #[serde(default)]
+    failures: BTreeMap<String, String>,
 }
 
 type CaseFigures = BTreeMap<String, BTreeMap<String, Vec<f64>>>;
 
 impl GatewayBenchOutput {
-    /// Makes the rows of the `wanted` cases. A case without figures of Rouse is an error.
-    pub(super) fn rows(&self, wanted: &[&str]) -> Result<Vec<BenchRow>> {
-        let mut rows = Vec::new();
-        for case in CASES.into_iter().filter(|case| wanted.contains(case)) {
-            let figures = self.cases.get(case);
-            let figures = figures.filter(|it| it.contains_key("rouse"));
-            ensure!(figures.is_some(), "the bench has no figures of {case}");
-            rows.extend(figures.into_iter().flat_map(|figures| case_figures_rows(case, figures)));
+    /// Makes the rows of a case. A case without figures of Rouse is an error.
+    pub(super) fn rows(&self, case: &str) -> Result<Vec<BenchRow>> {
+        if let Some(reason) = self.failures.get(case) {
+            bail!("{reason}");
         }
-        Ok(rows)
+        let figures = self.cases.get(case).filter(|it| it.contains_key("rouse"));
+        let figures = figures.with_context(|| format!("the bench has no figures of {case}"))?;
+        Ok(case_figures_rows(case, figures))
     }
 }
 
@@ -184,12 +185,13 @@ mod tests {
             },
             "release_10k": {"rouse": {"ms": [240.0, 240.0, 240.0], "most_share": [1.2, 1.3, 2.4]}}
         },
+        "failures": {"slow_10k": "a client was cut off"},
         "client_core": 0,
         "proxy_core": 1
     }"#;
 
-    fn rows(cases: &[&str]) -> Result<Vec<BenchRow>> {
-        serde_json::from_str::<GatewayBenchOutput>(PRINTED).unwrap().rows(cases)
+    fn rows(case: &str) -> Result<Vec<BenchRow>> {
+        serde_json::from_str::<GatewayBenchOutput>(PRINTED).unwrap().rows(case)
     }
 
     fn judged(rows: &[BenchRow]) -> Vec<(&str, &str, f64, Option<bool>)> {
@@ -199,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_judged_by_the_core_and_beside_the_better_of_two_peers() {
-        let rows = rows(&["h1_c64"]).unwrap();
+        let rows = rows("h1_c64").unwrap();
         let expected = [
             ("h1_c64", "rouse", 62_000.0, Some(true)),
             ("h1_c64_to_envoy", "rouse", 3.1, Some(true)),
@@ -211,14 +213,14 @@ mod tests {
 
     #[test]
     fn the_lowest_latency_is_that_of_the_same_round() {
-        let rows = rows(&["p99_c64"]).unwrap();
+        let rows = rows("p99_c64").unwrap();
         // Rounds: 300 / 250 and 200 / 250.
         assert_eq!(judged(&rows), [("p99_c64_to_lowest", "rouse", 1.0, Some(true))]);
     }
 
     #[test]
     fn one_pod_above_its_share_in_one_round_is_too_many() {
-        let rows = rows(&["release_10k"]).unwrap();
+        let rows = rows("release_10k").unwrap();
         let expected = [
             ("release_10k", "rouse", 240.0, Some(true)),
             ("release_10k_most", "rouse", 1.3, Some(false)),
@@ -236,7 +238,9 @@ mod tests {
 
     #[test]
     fn a_case_without_figures_is_an_error() {
-        let error = rows(&["bulk"]).unwrap_err().to_string();
+        let error = rows("bulk").unwrap_err().to_string();
         assert_eq!(error, "the bench has no figures of bulk");
+        let error = rows("slow_10k").unwrap_err().to_string();
+        assert_eq!(error, "a client was cut off");
     }
 }

@@ -4,22 +4,26 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{
     BenchClientPod, BenchCluster, BenchGoal, BenchRow, NO_FIRST_POD, RoundValues, STANDBY,
-    create_services, delete_services, wait_for_pods, wake_rows,
+    create_services, wait_for_pods, wake_rows,
 };
 use crate::measure::BurstTimes;
 
 /// Number of services that are woken at once.
 const SERVICES: usize = 50;
-/// Number of measured rounds, after a first one that finds cold caches and is not measured.
-const ROUNDS: usize = 3;
+/// Maximum number of measured rounds, after a first one that finds cold caches and is not measured.
+const MAX_BURSTS: u32 = 3;
 
 /// Measures the wakes of frozen pods, and of as many services without pods.
-pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<Vec<BenchRow>> {
+pub(super) fn run(
+    cluster: &BenchCluster,
+    clients: &[BenchClientPod],
+    rounds: u32,
+) -> Result<Vec<BenchRow>> {
     let kept = create_services(cluster, "burst-kept", SERVICES, STANDBY)?;
     let cold = create_services(cluster, "burst-cold", SERVICES, NO_FIRST_POD)?;
     let subjects = [("rouse", targets(cluster, &kept)?), ("cold", targets(cluster, &cold)?)];
     let mut times = RoundValues::new();
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds.min(MAX_BURSTS) as usize {
         for (subject, targets) in &subjects {
             // The pods of the burst before are frozen or gone by then.
             wait_for_pods(cluster, SERVICES, SERVICES)?;
@@ -30,7 +34,6 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
             }
         }
     }
-    delete_services(cluster, kept.iter().chain(&cold))?;
     Ok(wake_rows("burst_50", &times, BenchGoal::P99AtMost(100.0)))
 }
 

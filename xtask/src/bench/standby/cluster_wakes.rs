@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 
 use super::{
-    BenchClientPod, BenchCluster, BenchGoal, BenchRow, NO_FIRST_POD, ROUNDS, RoundValues,
-    SERVICE_LABEL, STANDBY, ServicePod, WAKES, WARM, create_services, delete_services,
-    first_byte_ms, send_request, wait_for_pods, wake_rows,
+    BenchClientPod, BenchCluster, BenchGoal, BenchRow, NO_FIRST_POD, RoundValues, SERVICE_LABEL,
+    STANDBY, ServicePod, WAKES, WARM, create_services, first_byte_ms, send_request, wait_for_pods,
+    wake_rows,
 };
 
 /// Cases by the place of the client: 0 on the pod's node, 1 on the other one.
@@ -30,7 +30,11 @@ struct WakeBench<'a> {
 
 /// Measures all rounds. Half of the services on standby are woken from their pod's node in each round, and the others
 /// from the other node. Only the pod that has started shows the place of a cold start.
-pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<Vec<BenchRow>> {
+pub(super) fn run(
+    cluster: &BenchCluster,
+    clients: &[BenchClientPod],
+    rounds: u32,
+) -> Result<Vec<BenchRow>> {
     let kept = create_services(cluster, "kept", 2 * WAKES, STANDBY)?;
     let cold = create_services(cluster, "cold", WAKES, NO_FIRST_POD)?;
     let warm = create_services(cluster, "warm", 1, WARM)?;
@@ -39,7 +43,7 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     let addresses = addresses.collect::<Result<BTreeMap<String, String>>>()?;
     let bench = WakeBench { cluster, clients, addresses, kept, cold };
     let mut times = CaseTimes::new();
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds as usize {
         wait_for_pods(cluster, bench.kept.len(), bench.kept.len() + warm.len())?;
         let measured = bench.measure_round(round, &warm[0])?;
         // The first round finds cold caches.
@@ -47,8 +51,6 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
             times.entry(case).or_default().entry(subject).or_default().push(value);
         }
     }
-    // Later cases expect the cluster without pods of services.
-    delete_services(cluster, bench.kept.iter().chain(&bench.cold).chain(&warm))?;
     let goal = BenchGoal::P50P99AtMost(2.0, 10.0);
     Ok(times.iter().flat_map(|(case, times)| wake_rows(case, times, goal)).collect())
 }

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    NO_FIRST_POD, ROUNDS, STANDBY, SUBJECTS, WAKES, WARM, first_byte_ms, manifests, request_args,
-    wake_rows,
+    MAX_ROUNDS, NO_FIRST_POD, STANDBY, SUBJECTS, WAKES, WARM, first_byte_ms, manifests,
+    request_args, wake_rows,
 };
 use crate::{
     bench::{
@@ -38,7 +38,7 @@ pub(super) fn run(context: &NodeBenchContext) -> Result<Vec<BenchRow>> {
     }
     let (warm_pod, _) = service_addresses(&node, "warm0")?;
     let mut times = RoundValues::new();
-    for round in 0..=ROUNDS {
+    for round in 0..=context.rounds.min(MAX_ROUNDS) as usize {
         wait_until_asleep(&node)?;
         for index in 0..WAKES {
             // Each subject is the first one in a third of all cases, as the first request may find the machine idle.

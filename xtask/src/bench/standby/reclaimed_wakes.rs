@@ -7,7 +7,7 @@ use std::{fs, path::Path, process::Command, time::Duration};
 use anyhow::{Context as _, Result, bail};
 
 use super::{
-    BenchClientPod, BenchCluster, BenchGoal, BenchRow, ClusterBenchContext, NO_FIRST_POD, ROUNDS,
+    BenchClientPod, BenchCluster, BenchGoal, BenchRow, ClusterBenchContext, NO_FIRST_POD,
     RoundValues, STANDBY, delete_services, manifest, send_request, wait_for_pods, wake_rows,
 };
 use crate::{
@@ -69,11 +69,22 @@ const APPS: [(&str, &str); 2] = [
     ("jvm", "[/usr/bin/java, \"-XX:-UsePerfData\", -cp, /bench, Server]"),
 ];
 
+/// Parts of the manifests of an application.
+#[derive(Debug)]
+struct AppManifest {
+    name: &'static str,
+    /// Content of the container, in YAML's flow style.
+    container: String,
+    /// Lines of the template's spec.
+    volumes: String,
+}
+
 /// Measures the wakes of both applications. Prints the reason if this machine cannot run them, or reclaims no memory.
 pub(super) fn run(
     context: &ClusterBenchContext,
     cluster: &BenchCluster,
     clients: &[BenchClientPod],
+    rounds: u32,
 ) -> Result<Vec<BenchRow>> {
     if let Some(reason) = find_obstacle() {
         println!("standby: wake_reclaimed is left out: {reason}");
@@ -87,7 +98,8 @@ pub(super) fn run(
     sh::sleep(SETTING_EFFECTIVE_AFTER);
     let mut rows = Vec::new();
     for (name, command) in APPS {
-        rows.extend(measure(cluster, &clients[0], name, &container(command), &volumes(&folder))?);
+        let app = AppManifest { name, container: container(command), volumes: volumes(&folder) };
+        rows.extend(measure(cluster, &clients[0], &app, rounds)?);
     }
     Ok(rows)
 }
@@ -143,10 +155,10 @@ fn volumes(folder: &Path) -> String {
 fn measure(
     cluster: &BenchCluster,
     client: &BenchClientPod,
-    name: &str,
-    container: &str,
-    volumes: &str,
+    app: &AppManifest,
+    rounds: u32,
 ) -> Result<Vec<BenchRow>> {
+    let AppManifest { name, container, volumes } = app;
     let names = [format!("{name}-kept"), format!("{name}-cold")];
     let reclaiming = format!("{STANDBY}{RECLAIM}");
     let yaml = manifest(&names[0], &reclaiming, container, volumes)
@@ -155,7 +167,7 @@ fn measure(
     let addresses = names.iter().map(|name| Ok(format!("{}:80", cluster.cluster_ip(name)?)));
     let addresses = addresses.collect::<Result<Vec<String>>>()?;
     let mut times = RoundValues::new();
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds {
         // The pod on standby is frozen, and that of the last cold start is gone.
         wait_for_pods(cluster, 1, 1)?;
         for (subject, address) in ["rouse", "cold"].into_iter().zip(&addresses) {

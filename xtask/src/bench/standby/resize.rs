@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::{
     BenchClientPod, BenchCluster, BenchGoal, BenchRow, HELLO_CONTAINER, SERVICE_LABEL, STANDBY,
-    bursts, case_row, delete_services, manifest, wait_for_pods,
+    bursts, case_row, manifest, wait_for_pods,
 };
 
 /// Number of services, each with one pod.
@@ -22,7 +22,6 @@ pub(super) fn run(cluster: &BenchCluster, clients: &[BenchClientPod]) -> Result<
     cluster.create_services(&yaml.collect::<String>(), &names)?;
     wait_for_pods(cluster, SERVICES, SERVICES)?;
     let sums = measure_sums(cluster, &clients[0], &names);
-    delete_services(cluster, &names)?;
     // An API server or a node may be unable to resize pods. That must not cost the figures of the other cases.
     let [frozen, restored] = match sums {
         Ok(sums) => sums,
