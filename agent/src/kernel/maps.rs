@@ -473,6 +473,7 @@ impl KernelMaps {
                 .entry(key.map_err(|e| read_error(maps::LISTEN, e))?.netns_cookie)
                 .or_default() += 1;
         }
+        // Collected first: the kernel begins a walk again whose current key has been deleted.
         let keys: Vec<_> = self.listeners.iter().filter_map(Result::ok).collect();
         for (cookie, _) in keys.iter().filter(|(cookie, _)| !counts.contains_key(cookie)) {
             self.set_listener_count(*cookie, None)?;

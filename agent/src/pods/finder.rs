@@ -191,6 +191,7 @@ async fn run(
                 None => return Ok(()),
             },
             ready = finder.inotify.readable() => {
+                // Cleared before the events are read: one that comes during the read sets the readiness again.
                 ready?.clear_ready();
                 finder.handle_inotify().await?;
             }

@@ -94,6 +94,7 @@ impl StandbyMachine {
     /// Handles one event. Returns the actions to perform, a thaw first.
     pub fn step(&mut self, now: Instant, event: StandbyEvent) -> Vec<StandbyAction> {
         let mut out = Vec::new();
+        // The pod was thawed for the time without an agent, and no later event may freeze it.
         if self.is_shut_down {
             return out;
         }

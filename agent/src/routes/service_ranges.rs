@@ -59,6 +59,7 @@ impl ServiceRanges {
             }
             ServiceRangeChange::ListCompleted => {
                 if let Some(named) = self.list.take() {
+                    // Objects that a whole list does not name were deleted while the watch was broken.
                     self.objects.retain(|name, _| named.contains(name));
                     self.is_listed = true;
                 }

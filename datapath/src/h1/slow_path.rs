@@ -119,6 +119,8 @@ impl Http1Direction {
         }
         self.matched += 1;
         match (self.pattern, self.matched) {
+            // The space behind the method is a part of the pattern, so a longer method that begins alike is another
+            // one.
             (pattern::HEAD, 5) => {
                 self.kind = request_kind::HEAD;
                 self.state = state::SCAN;
@@ -147,6 +149,7 @@ impl Http1Direction {
         };
         self.value |= u64::from(byte) << ((self.matched & 3) * 8);
         self.matched += 1;
+        // Four bytes suffice: no response of HTTP/1 begins with them.
         if fits && self.matched < 4 {
             return;
         }

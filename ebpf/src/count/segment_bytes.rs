@@ -189,6 +189,7 @@ pub(super) fn next_pending(
     let mut index = 0;
     while index < abi::PENDING_SEGMENTS_MAX {
         let listed = &mut conn.pending[index];
+        // Sequence numbers wrap, so only the sign of their difference tells which comes first.
         let behind = next.wrapping_sub(listed.seq) as i32;
         if behind >= 0 && listed.len > 0 {
             if behind as u32 >= listed.len {

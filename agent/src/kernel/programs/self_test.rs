@@ -40,6 +40,7 @@ impl EbpfPrograms {
             [0, 1].map(|at| maps.control_word(words[at]).wrapping_sub(before[at]));
         if connects_seen < u64::from(report.connects) {
             let mut what = format!("its connect was not seen (errno {})", report.connect_errno);
+            // Each address family has a program of its own, so one of them may be called and the other not.
             if connects_seen > 0 {
                 what = "its IPv6 connect was not seen".into();
             }

@@ -133,6 +133,7 @@ impl TrackedPod {
             .map(|it| it.to_string())
             .or_else(|| self.unregistered_reason())
             .or_else(|| redirects.then(|| Incompatibility::Redirected.to_string()));
+        // These reasons come first: no listener makes a pod ready that cannot be counted.
         if let Some(reason) = not_counted {
             return reason;
         }

@@ -441,6 +441,7 @@ impl ClusterServices {
         let before = std::mem::replace(&mut service.frontends, frontends.into_iter().collect());
         let is_released = |key: &&FrontendKey| !service.frontends.contains(*key);
         let released = before.iter().filter(is_released).copied().collect();
+        // Slices may be observed before their Service, and after its deletion.
         if service.observed.is_none() && service.slices.is_empty() {
             self.services.remove(number);
         }
