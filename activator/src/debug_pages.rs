@@ -188,6 +188,7 @@ impl RoutesSource {
                     Some(service) => ServiceMatch::from(Arc::clone(service)),
                     None => self.forwarder.routes.match_listed_host(&host.name)?,
                 };
+                // A service without public hosts is listed by its name, which the index of hosts does not know.
                 let is_public = host.private_service.is_none();
                 Some(HostSnapshot { name: host.name.into_owned(), service_match, is_public })
             })
@@ -299,6 +300,7 @@ impl RoutesSource {
             name: target.revision.name.clone(),
             percent: target.percent,
             service_port: service.service_port,
+            // Checks of HTTP need a head, which raw TCP does not have.
             check: if is_raw_tcp {
                 check_target(target, entrypoint, client)
             } else {

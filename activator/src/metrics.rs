@@ -198,6 +198,7 @@ pub struct TlsMetrics {
 impl TlsMetrics {
     fn register(registry: &mut Registry) -> Self {
         let handshakes = Family::<HandshakeResultLabel, Counter>::default();
+        // Each result has its series from the start, so that alerts find its 0.
         let ended = |it: HandshakeResult| {
             handshakes.get_or_create(&HandshakeResultLabel { result: it.label() }).clone()
         };

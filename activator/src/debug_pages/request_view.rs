@@ -210,6 +210,7 @@ impl RequestSnapshot<'_> {
                  for {host:?}, and no default is presented"
             ));
         }
+        // Optional certificates of clients make no difference: without the authorities no client is accepted.
         self.lacks_client_ca.then(|| {
             format!(
                 "the handshake of TLS fails with the alert internal_error: the client CA of \
@@ -226,6 +227,7 @@ impl RequestSnapshot<'_> {
         if matched.is_none() && !is_unknown {
             return Vec::new();
         }
+        // Headers of a trusted ingress choose before any rule is tried.
         if let Some(chosen) = matched.filter(|it| matches!(it, MatchRule::ChosenRevision(_))) {
             return vec![RuleFacts { rule: rule_text(chosen), is_match: true }];
         }
@@ -394,6 +396,7 @@ impl TargetSnapshot {
         let queue_full = ProxyRequestError::QueueFull;
         let (failure, pod) = match &self.check {
             Err(failure) => (Some(failure), None),
+            // A full wait queue matters only to a request that would have to wait.
             Ok(_) if self.is_full() => (Some(&queue_full), None),
             Ok(_) => (None, self.revision.next_pod_facts(&self.table)),
         };
@@ -465,6 +468,7 @@ impl TargetSnapshot {
         let [open, paused] = [PodQueueState::Open, PodQueueState::Paused]
             .map(|state| self.revision.count_pods(self.service_port, state));
         let all = self.table.len();
+        // The reasons go from the pod to this activator: no pod, none ready, none reached, no free slot.
         match (all, open, paused) {
             (0, ..) => "the Revision has no pod, and the request asks for one".to_owned(),
             (_, 0, 0) => match self.service_port {

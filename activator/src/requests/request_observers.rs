@@ -450,6 +450,7 @@ impl Drop for RequestObservation {
             };
             self.recorder.observe_request(self.row_labels(), figures);
         }
+        // Spans are sent at the end only, because the root span has the status of the response.
         if let Some(trace) = self.trace.take() {
             self.recorder.enqueue_spans(trace.into_spans(self.status, self.revision.as_ref()));
         }

@@ -149,6 +149,7 @@ async fn copy_to_client(
 ) -> HalfResult {
     loop {
         pod.readable().await.map_err(TcpRelayError::of_pod)?;
+        // Allocated only once bytes are there: most connections are idle.
         let mut buffer = vec![0; COPY_BUFFER_BYTES];
         let count = match pod.try_read(&mut buffer) {
             Ok(0) => return Ok(()),

@@ -348,6 +348,7 @@ impl ActivatorRevision {
             }
             Vec::new()
         });
+        // After the queue has passed the pod over, or it would give it to them again.
         pod.redirect_waiters();
         let uid = pod.uid.to_string();
         self.context

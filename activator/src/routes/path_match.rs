@@ -165,6 +165,7 @@ fn decode(text: &[u8], is_wanted: impl Fn(u8) -> bool) -> Cow<'_, [u8]> {
     while let Some(&byte) = text.get(at) {
         match encoded_byte(&text[at..]).filter(|it| is_wanted(*it)) {
             Some(byte) => {
+                // The copy begins with the first byte that changes: most paths have none.
                 decoded.get_or_insert_with(|| text[..at].to_vec()).push(byte);
                 at += 3;
             }

@@ -400,6 +400,7 @@ impl RevisionSlots {
         let (owner_term, applied_grant) =
             followed_term.as_ref().map_or((0, 0), |it| (it.number, it.last_grant));
         let needed = total_slots(held).saturating_add(self.waiting);
+        // An owner that knows nothing of this activator need not hear that it wants nothing.
         if owner_term == 0 && needed == 0 && self.former_grants.is_empty() {
             return None;
         }

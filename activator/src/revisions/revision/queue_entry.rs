@@ -177,6 +177,7 @@ fn count_wait(
     let starts_waiting = waiting_since.is_none();
     if starts_waiting {
         *waiting_since = Some(Instant::now());
+        // Only the client of the first waiting request counts: its zone is that of the pod which the request wakes.
         if state.totals.in_flight() == 0
             && let Some(active) = &mut state.active
         {
@@ -203,6 +204,7 @@ impl Drop for QueueEntry {
             state.drop_if_idle();
             (waiter, permits)
         };
+        // Outside of the lock: a permit wakes its task, which may take the lock at once.
         send_permits(permits);
         drop(waiter);
         self.end_waiting(false);
