@@ -128,6 +128,7 @@ impl UsageReportStream {
                 );
             }
             UsageItem::Sample(_) | UsageItem::Removed(_) | UsageItem::Synced => {
+                // The samples before a sender's name belong to no sender whose silence could be noticed.
                 warn!("usage refused: the stream has not named its sender");
             }
         }

@@ -291,6 +291,7 @@ fn select_endpoints(
     node: &NodeTopology,
 ) -> PortTarget {
     let rule = choose_rule(endpoints, policy, node);
+    // The judgement that explains a choice also makes it, so the two cannot differ.
     let is_selected =
         |endpoint: &ServiceEndpoint| explanation::judge(rule, endpoint, node).is_selected();
     match rule {

@@ -114,6 +114,7 @@ impl StandbyWatch {
             StandbyWatchEvent::QueryEnded(number, end) => self.handle_query_end(now, number, end),
             StandbyWatchEvent::Tick => {}
         }
+        // At each event, so that a late tick changes nothing.
         self.handle_time(now);
         let mut out = Vec::new();
         match (was_passed_over, self.is_passed_over()) {

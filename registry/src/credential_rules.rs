@@ -51,6 +51,7 @@ impl CredentialRules {
         };
         let key = key.trim_end_matches('/');
         let (host, path) = key.split_once('/').unwrap_or((key, ""));
+        // The kubelet drops the API version from the path, and compares the rest of it.
         let path = match self {
             Self::PullSecrets => without_version(path),
             Self::LoginFiles => path,

@@ -61,6 +61,7 @@ impl UsageSource {
         }
         let (new, old) = (&sample.totals, &self.totals);
         let events = (new.started - old.started) + (new.finished - old.finished);
+        // The sums of times wrap, but their differences are right as long as one report spans less than the range.
         let sum = |of: fn(&RequestTotals) -> u64| of(new).wrapping_sub(of(old));
         let began_and_ended =
             sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));

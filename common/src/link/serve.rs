@@ -202,6 +202,7 @@ pub async fn serve(
         let incoming = UnixListenerStream::new(listener);
         return router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed);
     }
+    // `https://` is served by `serve_with_tls`.
     let Some(address) = endpoint.strip_prefix("http://") else {
         return Err(LinkError::Endpoint { endpoint: endpoint.to_owned() });
     };

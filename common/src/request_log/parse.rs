@@ -109,6 +109,7 @@ fn parse_action(
         return Ok((None, skip_comment(source, comment, opened)?));
     }
     let mut lexer = TemplateLexer { source, offset: start, follows_operand: false };
+    // Only a comment may stand in place of a value.
     let (value, (at, end)) = parse_pipeline(&mut lexer, 0)?;
     match end {
         TemplateToken::CloseBraces(trims) => Ok((Some(value), (lexer.offset, trims))),
@@ -375,6 +376,7 @@ impl TemplateLexer<'_> {
         if trimmed.starts_with("-}}") && trimmed.len() < rest.len() {
             return Ok(self.token(begin, 3, TemplateToken::CloseBraces(true)));
         }
+        // As in Go, letters of all alphabets are part of a name.
         let name_length = |text: &str| {
             text.find(|it: char| it != '_' && !it.is_alphanumeric()).unwrap_or(text.len())
         };
