@@ -80,6 +80,7 @@ fn assign_zones<'a>(
     let (mut giving, mut receiving) = transfers(&wanted, &count(zones.iter().copied()));
     let assign = |&own: &&'a str| {
         let Some(to_give) = giving.get_mut(own).filter(|left| **left > 0) else { return own };
+        // An endpoint keeps its own zone as soon as no zone lacks any.
         let receiver = receiving.iter_mut().find(|(_, needed)| **needed > 0);
         let Some((zone, to_receive)) = receiver else { return own };
         *to_give -= 1;
@@ -94,6 +95,7 @@ fn wanted_endpoints<'a>(
     total: usize,
     shares: &'a BTreeMap<SmolStr, f64>,
 ) -> Result<BTreeMap<&'a str, f64>, HintRefusal> {
+    // Some zone would have no endpoint, and its clients would overload others.
     if shares.len() > total {
         return Err(HintRefusal::TooFewEndpoints);
     }

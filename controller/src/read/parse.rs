@@ -64,6 +64,7 @@ pub fn manifest_documents(
 ) -> Vec<ManifestDocument> {
     let values = documents::yaml_documents(text.as_ref());
     let to_document = |value: Result<Value, String>| match value {
+        // An empty document, as behind a last `---`.
         Ok(Value::Null) => None,
         Ok(value) => Some(match service_manifest(&value, config) {
             Ok((name, manifest)) => ManifestDocument::Service { name, manifest },
@@ -329,6 +330,7 @@ fn parse_template(
     let annotations = meta.annotations.clone().unwrap_or_default();
     let at = format!("{META}.annotations");
     revision_template::check_annotations(&annotations, &spec, &at, settings, problems);
+    // Admission accepts other classes, which need an autoscaler of Kubernetes.
     if let Some(class) = annotations.get(&format!("{}class", scale_policy::AUTOSCALING_PREFIX))
         && class != scale_policy::KPA_CLASS
     {

@@ -67,6 +67,7 @@ pub fn restore_app(objects: &StoredAppObjects, boot_id: &str) -> AppState {
     };
     app.revisions =
         objects.revisions.iter().map(|it| restore_revision(it, objects, boot_id)).collect();
+    // In the order of their creation, as the app had them: the last one is the latest.
     app.revisions.sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
     read_conditions(&mut app.conditions, &objects.service, &SERVICE_CONDITIONS);
     read_conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION_CONDITIONS);
@@ -135,6 +136,7 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
         ..AppRevision::default()
     };
     read_conditions(&mut revision.conditions, value, &REVISION_CONDITIONS);
+    // The conditions are all that was stored of a stop.
     revision.scaling.standby_stop = StandbyStop::from_conditions(&revision.conditions);
     revision
 }

@@ -99,6 +99,7 @@ impl LocalFiles {
             unclaimed: BTreeSet::new(),
             files_read: 0,
         };
+        // Before any manifest is read, or each service would look like a new one.
         files.restore()?;
         Ok(files)
     }
@@ -185,6 +186,7 @@ impl LocalFiles {
             }
         }
         missing.retain(|name| !named.contains(name));
+        // A file that is being written may lack documents for a moment, and must delete no service.
         let is_unsettled =
             stamp == FileStamp::RACY && !(missing.is_empty() && self.unclaimed.is_empty());
         let incomplete = if !unnamed_errors.is_empty() {
@@ -323,6 +325,7 @@ fn collect_yaml_files(folder: &Path, into: &mut FoundFiles) {
             _ if is_yaml_file(&path) => {
                 into.files.insert(path);
             }
+            // A file that is removed between the list and the look is no fault.
             Err(error) if !is_absent(&error) => into.errors.push((path, error)),
             _ => {}
         }

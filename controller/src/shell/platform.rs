@@ -330,6 +330,7 @@ impl KubernetesPlatform {
                 error!(error, "admission webhook failed");
             }
         }
+        // An early return would end the other tasks of the platform as well.
         shutdown.cancelled().await;
     }
 

@@ -138,6 +138,7 @@ fn external_url(
         return tcp_url(name, tag, cluster);
     }
     let Some(host) = plan::route_host(app, name, tag, cluster) else { return String::new() };
+    // A requested certificate decides by its state; without one, the settings do.
     match host_certificates::scheme_of_route(app, name, &host.host, cluster) {
         Some(scheme) => format!("{scheme}://{}", host.host),
         None => host.url,
@@ -300,6 +301,7 @@ pub(crate) fn revision_meta(
     if let Some(creator) = &revision.creator {
         annotations.insert(key::CREATOR.into(), creator.to_string());
     }
+    // As Knative's labeler writes it, for tools that look for unused Revisions.
     if revision.routing.state == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }

@@ -83,6 +83,7 @@ fn follow_placeholder(
     let service = placeholder_name(name, allocation.tag.as_deref());
     let Some(placeholder) = cluster.names.placeholders.get(&service) else { return };
     allocation.cluster_ips = ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
+    // The leader's own port is newer than that of the placeholder, which the leader writes.
     let held = held_port(placeholder, cluster).filter(|_| !cluster.is_leader);
     let Some(port) = held else { return };
     if port == allocation.activator_port {
@@ -91,6 +92,7 @@ fn follow_placeholder(
     if cluster.allocated.ports.insert(port) {
         cluster.allocated.ports.remove(&allocation.activator_port);
         allocation.activator_port = port;
+        // The port that this name has released may be the one that another name waits for.
         plan_unallocated_apps(cluster);
     } else if rotate_ports(allocation.activator_port, port, cluster) {
         allocation.activator_port = port;
@@ -107,6 +109,7 @@ fn rotate_ports(own: u16, wanted: u16, cluster: &mut ClusterState) -> bool {
     let mut next = wanted;
     while next != own {
         let Some((name, tag, port)) = find_holder(next, cluster) else { return false };
+        // The chain ends, or comes to a cycle without this name: some name releases its port without help.
         if port == next || cycle.iter().any(|(_, _, it)| *it == port) {
             return false;
         }
@@ -155,6 +158,7 @@ fn adopt_from_service(
     let placeholder = cluster.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
     let adopted = placeholder
         .and_then(|it| held_port(it, cluster))
+        // A port of another name may be in the Service after a user has copied it.
         .filter(|port| !cluster.allocated.ports.contains(port));
     let new_port =
         || free_port(hash_route_name(name, tag.as_deref()), cluster).filter(|_| cluster.is_leader);

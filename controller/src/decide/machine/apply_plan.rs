@@ -36,6 +36,7 @@ impl ControllerStateMachine {
         if current.scaled.is_none() {
             return self.apply_next_plan(name, &current, previous, to_store, now);
         }
+        // Before the plan, which needs the workload. Other Services may be concerned, and are planned only after it.
         let resolved = self.resolve_scaled_service(name, now);
         self.apply_next_plan(name, &current, previous, to_store, now);
         self.finish_resolution(name, &current, resolved, now);
@@ -64,6 +65,7 @@ impl ControllerStateMachine {
             PlatformKind::Kubernetes => {
                 let keys =
                     write_keys::changed_keys(name, previous, plan.app.as_ref(), &self.cluster);
+                // Children can be missing only if their owner's object is written, and only the leader writes.
                 if self.cluster.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
                     self.effects.apps_to_check.push(name.clone());
                 }
@@ -200,6 +202,7 @@ impl ControllerStateMachine {
             }
             for pod in &revision.pods {
                 let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
+                // Pods change far more often than their Revision.
                 if had != Some(pod) {
                     out.push(LocalObjectKey::pod(&name.namespace, &pod.name));
                 }
@@ -358,6 +361,7 @@ fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
                 "scaled"
             );
         }
+        // Waking and falling asleep are changes of scale for the user, although no pod starts or ends.
         let from = old.map_or(0, AppRevision::ordered_pods);
         if from != revision.ordered_pods() {
             let key = key();

@@ -109,6 +109,7 @@ impl ControllerStateMachine {
         reason: Option<ConditionReason>,
         now: UnixMillis,
     ) {
+        // The causes are kept apart from the app, since the end of one shows the next one.
         let first = self.set_blocking_cause(&blocked_object, cause, reason);
         let (owner, part) = blocked_object;
         self.change_app(owner, now, |app, _| match part {

@@ -153,6 +153,7 @@ impl ControllerStateMachine {
     ) -> Option<(NamespacedName, Box<AppState>)> {
         let Some(name) = self.cluster.app_of_revision(revision_name) else {
             match decided {
+                // The Revision may be observed later than the decision: streams and watches start in any order.
                 Some(decided) => self.pending_decisions.insert(revision_name.clone(), decided),
                 None => self.pending_decisions.remove(revision_name),
             };

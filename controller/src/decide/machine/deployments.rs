@@ -110,6 +110,7 @@ impl ControllerStateMachine {
             revision.scaling.has_replica_failure = has_replica_failure;
             let class = ParsedTemplate::of_revision(revision, cluster).class;
             let scales = &mut cluster.scaling.external_scales;
+            // Another autoscaler scales the Deployment, so its number is an observation and not a plan.
             if let Some(replicas) = replicas.filter(|_| class != AutoscalerClass::Kpa) {
                 scales.insert(key.clone(), replicas);
             } else {

@@ -218,6 +218,7 @@ impl ControllerStateMachine {
             );
             self.cluster.domains.mappings.insert(name.clone(), mapping);
         }
+        // Also without a change of conditions: the status may differ at the API server.
         self.effects.changed_keys.push(ObjectPartKey::new(
             ResourceKind::DomainMapping,
             ObjectPart::Status,
@@ -249,6 +250,7 @@ impl ControllerStateMachine {
             return;
         }
         let after = self.cluster.apps.get(app).map(|it| &**it);
+        // A mapping to a tag that has just gone must lose its target.
         let allocations = after.into_iter().chain([previous]).flat_map(AppState::allocations);
         let names = allocations
             .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));

@@ -19,6 +19,7 @@ impl ControllerStateMachine {
             return;
         }
         if serves_local_tls {
+            // The number tells an answer to this request from one to an earlier request of the same service.
             self.local_requests += 1;
             let state = LocalCertificateState {
                 request: self.local_requests,

@@ -145,6 +145,7 @@ impl ControllerStateMachine {
             let port_key = app.and_then(|app| part_keys::claimed_port_key(app, &self.cluster));
             self.effects.changed_keys.extend(port_key);
         }
+        // After the Routes: a mapping is ready only once its target has its names.
         for mapping in claimants {
             let NameClaimant::Mapping(name) = mapping else { continue };
             let target = self.cluster.domains.mappings.get(name).map(|it| it.target.clone());

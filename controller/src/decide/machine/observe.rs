@@ -41,6 +41,8 @@ impl ControllerStateMachine {
             }
             ResourceKind::Deployment => {
                 self.observe_deployment(&name, object.filter(|it| is_of_revision(it)), now);
+                // One kind has objects of the controller and of users. Each function gets `None` for the other ones, as
+                // if they were deleted.
                 let of_user = object.filter(|it| !is_of_revision(it));
                 self.observe_workload(WorkloadKind::Deployment, &name, of_user, now);
             }

@@ -220,6 +220,7 @@ pub(super) fn store_pod(
 ) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
     let is_revision_deleted = revision.is_deleted;
+    // Kubernetes ends these pods whatever the annotation says.
     let must_drain = pod.is_terminating() || is_revision_deleted;
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known_pod) => {

@@ -336,6 +336,7 @@ impl ControllerStateMachine {
     /// Handles the first statement of a pod's node: earlier reports of the pod are applied or refused now.
     pub(super) fn apply_unplaced_reports(&mut self, uid: &str, now: UnixMillis) {
         let holds = |record: &&ReporterPods| record.unplaced_reports.contains_key(uid);
+        // More than one agent may have reported the pod. Only that of its node may decide about it.
         let nodes: Vec<String> =
             self.pods_by_reporter.values().filter(holds).map(|it| it.node.clone()).collect();
         for node in nodes {
@@ -373,6 +374,7 @@ impl ControllerStateMachine {
                 || reporters.is_reporting(reporter)
                 || reporters.is_expected(reporter);
             if !is_kept {
+                // A late message of a forgotten stream must not create its record again.
                 *forgotten = record.stream.max(*forgotten);
             }
             is_kept
@@ -428,6 +430,7 @@ impl ControllerStateMachine {
         uid: &str,
         now: UnixMillis,
     ) {
+        // An agent must not withdraw what another node's agent has reported.
         if let ReporterPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
             return self.refuse_report(&reporter.node, uid, &node);
         }

@@ -163,6 +163,7 @@ impl ControllerStateMachine {
         let uids: BTreeSet<Uid> =
             previous.into_iter().chain(next).map(|it| it.challenge_uid).collect();
         let challenges = self.cluster.requests.challenges.values();
+        // A solver names its challenge by the UID, and the hosts are known to the challenge only.
         let solved = challenges.filter(|it| uids.contains(&it.uid));
         let hosts = solved.map(|it| it.host.clone()).collect();
         self.follow_challenges(&name.namespace, &hosts, now);
@@ -204,6 +205,7 @@ impl ControllerStateMachine {
         if self.is_loading || before == after {
             return;
         }
+        // The certificate of before may have to be deleted.
         for wanted in before.into_iter().chain(after) {
             self.effects.changed_keys.extend(part_keys::request_keys(&wanted.name));
             self.follow_request(&wanted.name, true, now);
@@ -225,6 +227,7 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
+        // The presence is stated in conditions of each object that waits for a certificate.
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
             self.reconcile_app(&name, now);
         }

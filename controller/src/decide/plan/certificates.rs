@@ -48,6 +48,7 @@ pub fn next_served_secret(
     let named = mapping.tls_secret.as_deref()?;
     let former = mapping.served_secret.as_deref().filter(|it| *it != named);
     let validity = |secret: &str| validity_in_force(cluster, namespace, secret);
+    // A change of the name must not replace a valid certificate by none, or by one that is not valid yet.
     let keeps_former = former.and_then(validity).is_some_and(|held| {
         validity(named).is_none_or(|next| !may_replace(held, next, now.seconds()))
     });
@@ -63,6 +64,7 @@ pub fn certificate_status(
     mapping: &DomainMappingState,
     now: UnixMillis,
 ) -> ConditionStatus {
+    // Without a Secret of the user, the certificate may be requested.
     let Some(secret) = mapping.tls_secret.as_deref() else {
         let previous = mapping.conditions.get(ConditionType::DomainCertificate);
         return host_certificates::mapping_status(cluster, name, mapping, &previous, now);
@@ -110,6 +112,7 @@ fn status_in_force(
             let begin = rfc3339_of_seconds(facts.validity.not_before_s);
             failed(format!("{certificate} is not valid before {begin}.{kept}"))
         }
+        // Served all the same, as the user has named it for this host.
         ValidityState::Valid if !facts.names.covers(host) => {
             let hosts = facts.names.summary();
             failed(format!("{certificate} is for {hosts}, and not for {host}."))

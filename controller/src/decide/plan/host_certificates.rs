@@ -79,6 +79,7 @@ fn with_host_certificate<T>(
     };
     let shared = match wanted.owner {
         CertificateOwner::Route(_) => namespace_certificate_of_host(wanted, cluster),
+        // A host of a mapping is outside of the namespace's domain.
         CertificateOwner::Mapping(_) | CertificateOwner::Namespace => None,
     };
     let Some(name) = shared else { return read(own) };

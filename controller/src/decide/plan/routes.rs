@@ -259,6 +259,7 @@ pub(crate) fn serves_tcp(
         ParsedTemplate::of_revision(revision, cluster).protocol == AppProtocol::Tcp
     };
     let shares = name_shares(app, tag);
+    // Before any traffic, connections already wait, and must not be read as HTTP.
     if shares.is_empty() {
         return app.latest_created().is_some_and(is_tcp);
     }

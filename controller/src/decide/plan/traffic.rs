@@ -76,6 +76,7 @@ fn resolve_targets(
         Ok(AssignedTraffic {
             tag: target.tag.clone(),
             revision_name: revision,
+            // Only a target that names no Revision follows new ones.
             is_latest: target.revision_name.is_none(),
             percent: target.percent,
         })
@@ -177,6 +178,7 @@ pub(super) fn update_routing_states(
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
         active.extend(assigned_revisions(route));
+        // While the app is deleted, only traffic in force keeps a Revision active.
         if !app.cascades_deletion(cluster.settings.platform) {
             active.extend(specified_revisions(route, name, name, created.as_deref()));
         }

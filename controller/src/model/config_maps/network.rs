@@ -253,6 +253,7 @@ fn read_wildcard_selector(keys: &mut ConfigMapReader<'_>) -> Option<LabelSelecto
     let text = keys.get(key).unwrap_or_default();
     match serde_norway::from_str::<Option<LabelSelector>>(text) {
         Ok(selector) => {
+            // Parsing accepts any operator, which would fail only at the first namespace.
             let is_valid = selector.clone().is_none_or(|it| Selector::try_from(it).is_ok());
             if !is_valid {
                 keys.add_error(format!("failed to parse {key:?}: an operator cannot be used"));

@@ -229,6 +229,7 @@ fn check_creator(
     annotations: &BTreeMap<String, String>,
     problems: &mut Vec<Problem>,
 ) {
+    // Problems of the old object do not count: it was admitted.
     let old_meta: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
     let old_annotations = old_meta.annotations.unwrap_or_default();
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();

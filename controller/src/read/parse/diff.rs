@@ -38,6 +38,7 @@ fn normalize(value: &Value) -> Value {
                 let empty = match &value {
                     Value::Null => true,
                     Value::Array(all) => all.is_empty(),
+                    // Some objects mean something by their presence, as `emptyDir: {}`.
                     Value::Object(all) => all.is_empty() && !MEANINGFUL.contains(&name.as_str()),
                     Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
                 };

@@ -112,6 +112,7 @@ fn check_init_containers(
         problems.push(Problem::new(format!("{at}.initContainers"), message));
         return;
     }
+    // Init containers share the names with the others.
     let mut taken: BTreeSet<&str> = pod.containers.iter().map(|it| it.name.as_str()).collect();
     // Init containers serve nothing, so no port matches.
     let no_port = ServingPort { number: 0, name: String::new() };

@@ -38,6 +38,7 @@ pub(super) fn check_probes(
                 problems.push(Problem::disallowed(path));
                 continue;
             }
+            // A container without a port has none that a probe could use by default.
             PodContainerRole::Sidecar => {
                 check_probe_ports(probe, AllowedProbePort::Explicit, &path, problems)
             }
@@ -147,6 +148,7 @@ fn check_thresholds(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     least("periodSeconds", probe.period_seconds, 0);
     least("initialDelaySeconds", probe.initial_delay_seconds, 0);
     least("successThreshold", probe.success_threshold, 1);
+    // The period 0 asks for Knative's own probing, which has no such settings.
     if probe.period_seconds != Some(0) {
         least("failureThreshold", probe.failure_threshold, 1);
         least("timeoutSeconds", probe.timeout_seconds, 1);

@@ -184,6 +184,7 @@ impl WatchTask {
                     if change == Some(OutageChange::Began) {
                         warn!(resource = %resource, error = %error_chain(&error), "watch broke and is begun again");
                     }
+                    // The stream of events begins the watch again by itself, after a pause.
                     continue;
                 }
             };

@@ -305,6 +305,7 @@ fn give_back_action(
     replicas: Option<u32>,
     observed: Option<&ObservedObject>,
 ) -> WriteAction {
+    // The cache may still have a workload of the same name that was replaced.
     let known = observed.filter(|it| it.uid == version.uid);
     let has = |it: &ObservedObject, number: u32| it.replicas == Some(i64::from(number));
     let missing = replicas.filter(|number| known.is_none_or(|it| !has(it, *number)));

@@ -288,6 +288,7 @@ impl ObjectWriter {
         }
         let outcome = WriteOutcome::Repeated(wait.delay_ms);
         self.metrics.record_write(key, &outcome, Duration::ZERO);
+        // As the end of an attempt, so that the queue gives the key out again after the delay.
         self.finish(key, &outcome, source);
         true
     }
@@ -350,6 +351,7 @@ impl ObjectWriter {
                 source.write_result(key, Some(error.clone()));
             }
             WriteOutcome::Unsupported(error) => {
+                // No warning: the cluster lacks the kind, and nothing is wrong with the object.
                 info!(object = %key, reason = error.reason, message = error.message, "not written");
                 source.write_result(key, Some(error.clone()));
             }

@@ -179,6 +179,7 @@ pub fn scaled_service_slices(
     let ports: Vec<EndpointPort> = of.ports.iter().map(port).collect();
     let names = scaled_slice_names(of.service);
     let slice = |((family, _), name): ((IpFamily, &str), String)| {
+        // Each family has its own choice, since an activator may lack an address of one.
         let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
         let chosen = choose_activators(&target, usable, count);
         let hints = activator_hints(&chosen, rules);
@@ -301,6 +302,7 @@ fn to_endpoint(
         addresses: vec![address.to_string()],
         conditions: Some(EndpointConditions {
             ready: Some(endpoint.ready),
+            // kube-proxy falls back on endpoints that serve while they terminate.
             serving: Some(endpoint.ready),
             terminating: Some(endpoint.terminating),
         }),

@@ -81,6 +81,7 @@ fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &Gateway
         })
     });
     let [accepted, _] = &plan.conditions;
+    // A Gateway that is not accepted must not attract clients.
     let addresses = cluster.gateway_api.addresses.iter().filter(|_| accepted.is_true);
     json!({
         "addresses": addresses.map(render_address).collect::<Vec<Value>>(),

@@ -312,6 +312,7 @@ fn resolve_backend(
     }
     let missing = |what: &str| Err(("BackendNotFound", format!("Service {name} {what}")));
     let Some(port) = spec.port else { return missing("is named without a port") };
+    // A Service of a Route has no endpoints of its own: its requests are led by the rules of the Route.
     if cluster.names.placeholders.contains_key(name) {
         return match port.get() {
             ROUTE_PORT => Ok(RouteBackend::Service(name.clone())),

@@ -46,6 +46,7 @@ fn check_names(name: &str, body: &ListNode, defines: &[DefineNode]) -> Result<()
     let main = (!body.nodes.iter().all(is_empty)).then_some(name);
     let filled = defines.iter().filter(|it| !it.body.is_empty_tree());
     let mut names: Vec<&str> = filled.map(|it| it.name.as_str()).chain(main).collect();
+    // Equal names are neighbours then.
     names.sort_unstable();
     match names.windows(2).find(|it| it[0] == it[1]) {
         Some(twice) => {

@@ -67,6 +67,7 @@ pub(super) fn read_filters(list: &Value, supported: &[&str]) -> Result<RuleFilte
     for filter in array_items(list) {
         let kind = text(&filter["type"]);
         match kind {
+            // HTTPRoutes and GRPCRoutes have different types of filters.
             _ if !supported.contains(&kind) => {
                 return Err(format!("filters of type {kind} are not supported"));
             }

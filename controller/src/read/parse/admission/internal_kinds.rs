@@ -309,6 +309,7 @@ fn check_object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Pr
             problems.push(Problem::missing(path));
             continue;
         }
+        // Knative reports all broken rules of a field in one problem.
         let error = rule(&value);
         if !error.is_empty() {
             problems.push(Problem::invalid(path, error.join(", ")));

@@ -71,6 +71,7 @@ fn check_dns(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
             path,
             format!("must not have more than {MAX_SEARCHES} search paths"),
         ));
+    // The resolver reads the list as one line.
     } else if searches.join(" ").len() > MAX_SEARCH_BYTES {
         let rule = format!(
             "must not have more than {MAX_SEARCH_BYTES} characters (including spaces) in the search list"
@@ -82,6 +83,7 @@ fn check_dns(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
 fn check_seccomp_profile(profile: &Value, at: &str, problems: &mut Vec<Problem>) {
     let at = format!("{at}.localhostProfile");
     let path = &profile["localhostProfile"];
+    // The path is that of a profile on the node, which the other types do not read.
     if text(profile, "type") != "Localhost" {
         if !path.is_null() {
             let rule = "can only be set when seccomp type is Localhost";
@@ -127,6 +129,7 @@ fn check_claim_template(template: &Value, at: &str, problems: &mut Vec<Problem>)
             }
         }
         let is_claim = text(value, "kind") == "PersistentVolumeClaim";
+        // The core group has no other kind that a volume can be filled from.
         if text(value, "apiGroup").is_empty() && !is_claim {
             let problem = Problem::invalid(format!("{at}.kind"), text(value, "kind"));
             let rule = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
@@ -186,6 +189,7 @@ fn check_variable(variable: &Value, at: &str, problems: &mut Vec<Problem>) {
     let paths = |names: &[&str]| -> String {
         names.iter().map(|it| format!("{at}.{it}")).collect::<Vec<_>>().join(", ")
     };
+    // In the order of the API server's own checks: it reports only the first fault.
     if set.is_empty() {
         problems.push(Problem::none_set(paths(&unset)));
     } else if !text(variable, "value").is_empty() {

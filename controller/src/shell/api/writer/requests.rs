@@ -163,6 +163,7 @@ impl ObjectWriter {
         replicas: i64,
         pods_to_remove: &[NamespacedName],
     ) -> WriteOutcome {
+        // Before the number is lowered: Kubernetes reads the marks when it chooses the pods to remove.
         if let Err(outcome) = self.mark_pods(key, pods_to_remove).await {
             return outcome;
         }
@@ -209,6 +210,7 @@ impl ObjectWriter {
         body: &Value,
         pods_to_remove: &[NamespacedName],
     ) -> WriteOutcome {
+        // Before the number is lowered: Kubernetes reads the marks when it chooses the pods to remove.
         if let Err(outcome) = self.mark_pods(key, pods_to_remove).await {
             return outcome;
         }
@@ -348,6 +350,7 @@ impl ObjectWriter {
             _ => &none,
         };
         let details = status.details.as_ref();
+        // The first cause tells which field was refused, and so if a repetition can help.
         let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
         let outcome = classify_response(ApiResponse {
             code: status.code,
