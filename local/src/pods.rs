@@ -134,6 +134,7 @@ impl PodStateMachine {
             AdoptedRun::Running(probe_results) => {
                 container.stage = ContainerStage::Running;
                 container.probe_results = probe_results;
+                // One running main container proves that the pod had started.
                 self.has_started |= container.plan.role == ContainerRole::Main;
             }
             AdoptedRun::Ended(exit) => {
@@ -153,6 +154,7 @@ impl PodStateMachine {
             }
             PodEvent::ImageReady { index, digest } => self.update_container(index, |container| {
                 container.image = ImageState::Ready(digest);
+                // The delays of a later pull begin again only after a success.
                 container.pull_backoff = Backoff::default();
             }),
             PodEvent::ImageFailed { index, reason, message } => {

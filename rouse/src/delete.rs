@@ -29,6 +29,7 @@ pub(crate) fn delete(
                 kinds::singular(LocalObjectKind::Service),
                 name.name
             ))?;
+            // All manifests are removed before any wait, so that the services end at the same time.
             removed.push(name);
         } else if !args.ignore_not_found {
             let resource = kinds::plural(LocalObjectKind::Service);

@@ -297,6 +297,7 @@ async fn remove_obsolete(
     for (api_version, kind, is_cluster_scoped) in obsolete::checked_kinds(objects) {
         let namespace = (!is_cluster_scoped).then_some(namespace);
         let existing = cluster.list(api_version, kind, namespace, &installation_selector()).await?;
+        // Only objects that this command has applied: a label alone may be a user's.
         for object in obsolete::obsolete_objects(&existing, objects, cluster::FIELD_MANAGER) {
             cluster.delete(object).await?;
             stdout::print_line(&format!(

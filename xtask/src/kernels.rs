@@ -175,6 +175,7 @@ impl KernelRunner<'_> {
         let (started, mut results) = (Instant::now(), JobResults::default());
         machine.run(|line| {
             println!("{:>6} | {}", kernel.name, line.trim_end());
+            // Read from the console: a machine that hangs still leaves the results before.
             results.parse_line(line);
         })?;
         let run_output = KernelRunOutput {

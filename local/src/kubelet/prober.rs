@@ -147,6 +147,7 @@ impl ContainerProber<'_> {
         let mut worker = ProbeWorker::new(self, spec);
         loop {
             let outcome = worker.next_outcome().await;
+            // Only changes are reported.
             if outcome.is_ok() == results.ready {
                 continue;
             }

@@ -76,6 +76,7 @@ fn flow_schema(flow: &AccountFlow, settings: &InstallSettings) -> Value {
             "clusterScope": true, "namespaces": ["*"],
         }],
     });
+    // A rule of all requests also has those for no object, such as discovery.
     if flow.resource.is_none() && flow.verbs == [ALL] {
         rule["nonResourceRules"] = json!([{"nonResourceURLs": [ALL], "verbs": [ALL]}]);
     }

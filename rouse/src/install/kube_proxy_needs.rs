@@ -86,6 +86,7 @@ pub(crate) fn kube_proxy_needs(
     let excluded = cluster.namespaces.iter().filter(|it| label(it, CLUSTERIP_LABEL) == "false");
     let excluded: Vec<&str> = excluded.map(|it| text(&it["metadata"]["name"])).collect();
     let others = cluster.services.iter().filter(|it| !is_rouse_object(it));
+    // The Services to be installed count in place of those that are there, which they replace.
     let own = installed.iter().filter(|it| it["kind"] == "Service" && it["apiVersion"] == "v1");
     let services = others.chain(own).flat_map(|service| {
         let reasons = service_reasons(service, &excluded, ranges);
@@ -172,6 +173,7 @@ fn is_served(protocol: &str) -> bool {
 }
 
 fn pod_reason(pod: &Value, handlers: &BTreeMap<&str, &str>) -> Option<String> {
+    // A pod that has ended makes no more connects.
     if ["Succeeded", "Failed"].contains(&text(&pod["status"]["phase"])) {
         return None;
     }

@@ -337,6 +337,7 @@ fn add_service_access(
 ) -> Vec<(&'static str, &'static str)> {
     let mut accesses = HOST_ACCESS.to_vec();
     if settings.clusterip != ClusterIpMode::Off {
+        // By default no pod of Rouse has a token that it does not need.
         pod["automountServiceAccountToken"] = true.into();
         add_agent_state(pod);
         accesses.push(STATE_ACCESS);
@@ -518,6 +519,7 @@ fn disruption_budget(app: &str, settings: &InstallSettings) -> Value {
 fn activator_autoscaler(settings: &InstallSettings) -> Value {
     let target = json!({"type": "Utilization", "averageUtilization": 100});
     let spec = json!({
+        // Two, so that requests can wait while one activator restarts.
         "minReplicas": 2,
         "maxReplicas": 20,
         "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],

@@ -30,6 +30,7 @@ pub(super) fn table(facts: &RoutesFacts, is_wide: bool) -> TextTable {
     };
     let rows = facts.hosts.iter().flat_map(|host| {
         let mut targets: Vec<Option<&TargetShareFacts>> = host.targets.iter().map(Some).collect();
+        // A host without a Revision has a row, too: its requests get 503.
         if targets.is_empty() {
             targets.push(None);
         }

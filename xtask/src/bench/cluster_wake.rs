@@ -163,6 +163,7 @@ pub(super) fn wake_service(
     let text = cluster.run_in_pod(client, &load)?;
     let record: LoadRecord = serde_json::from_str(text.trim())
         .with_context(|| format!("{name}: cannot read `{}`", text.trim()))?;
+    // A lost request has no time that could be compared.
     if !record.is_answered() {
         bail!("{name} got no response from a pod: status {} {}", record.status, record.error);
     }

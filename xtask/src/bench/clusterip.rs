@@ -67,6 +67,7 @@ struct ConnectTargets {
 }
 
 pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
+    // An interrupted run leaves its namespaces behind, which would be measured as well.
     node::remove_leftovers()?;
     let mut rows = Vec::new();
     for services in SIZES {
@@ -82,6 +83,7 @@ pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
         }
         rows.extend(measure_connects(&proxies, context.rounds)?);
     }
+    // Rounds with thousands of Services take minutes, and need fewer repetitions.
     let long_rounds = context.rounds.div_ceil(ROUNDS_PER_LONG_ROUND);
     rows.extend(datagrams::measure(context)?);
     rows.extend(starts::measure(context, long_rounds)?);

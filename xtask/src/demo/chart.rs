@@ -26,6 +26,7 @@ const GRID_COLOR: &str = "#cccccc";
 pub(super) fn svg(run: &DemoRun) -> String {
     let records: Vec<&LoadRecord> = run.records.iter().map(|(_, record)| record).collect();
     let first = records.iter().map(|record| record.at_us).min().unwrap_or(0);
+    // The chart ends with the pods, which stay for a while after the last request.
     let last_sample_us = run.samples.last().map_or(first, |sample| sample.at_us);
     let steps = (last_sample_us.saturating_sub(first) / STEP_US + 1) as usize;
     let bars = bars(&records, first, steps);

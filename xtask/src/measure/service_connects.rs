@@ -220,6 +220,7 @@ fn print_backend_changes(addr: SocketAddr, every: Duration) {
                 return;
             }
         }
+        // At a fixed pace, also if connects take long.
         if let Some(rest) = every.checked_sub(begun.elapsed()) {
             sh::sleep(rest);
         }
@@ -272,6 +273,7 @@ fn scan_answers(
             let answers = attempt(*addr);
             if answers {
                 last_us = Some(unix_us());
+                // Answers of the first pass were there before: the pass itself takes time.
                 last_late_us = if is_first_pass { None } else { last_us };
             }
             !answers

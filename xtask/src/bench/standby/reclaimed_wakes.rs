@@ -84,6 +84,7 @@ pub(super) fn run(
     let patch = r#"{"data":{"kubernetes.podspec-volumes-hostpath":"enabled"}}"#;
     let patch = ["patch", "configmap", "-n", SYSTEM_NAMESPACE, "config-features", "--patch", patch];
     cluster.kubectl(&patch)?;
+    // The webhook refuses the volumes until it has read the ConfigMap again.
     sh::sleep(SETTING_EFFECTIVE_AFTER);
     let mut rows = Vec::new();
     for (name, command) in APPS {
