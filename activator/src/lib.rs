@@ -446,6 +446,7 @@ impl ControlPlaneLinks {
     }
 }
 
+/// Returns the function by which `/readyz` finds the reasons. It is called for each request of that page.
 fn not_ready_reasons(
     activator: &ActivatorInstance,
     links: &Arc<ControlPlaneLinks>,

@@ -299,6 +299,7 @@ impl ActivatorMetrics {
         all
     }
 
+    /// Registers the metrics that have no labels.
     fn register_gauges_and_counters(&self, registry: &mut Registry) {
         // Clones share the value, so that the fields count what is exported.
         let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());

@@ -87,6 +87,7 @@ impl TracedRequest {
         Ok(request)
     }
 
+    /// Sets one parameter of the query. An error names the parameter and the values that it can have.
     fn set_parameter(&mut self, name: &str, value: String) -> Result<(), RequestQueryError> {
         let error = |expected| RequestQueryError::new(name, &value, expected);
         match name {

@@ -210,6 +210,7 @@ impl AgentMetrics {
         (metrics, registry)
     }
 
+    /// Registers all metrics but those of standby, with their help texts.
     fn register(&self, registry: &mut Registry) {
         // Metrics are compared with docs/operations.md and deploy/monitoring/ by `xtask tidy`.
         registry.register("pods", "Pods of this node by state", self.pods.clone());

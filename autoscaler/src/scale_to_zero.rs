@@ -238,6 +238,7 @@ impl ScaleToZero {
         self.scale_toward_zero(now, policy, input)
     }
 
+    /// Returns the next step of a Revision without load: first the activity turns, then the pods go.
     fn scale_toward_zero(
         &self,
         now: Duration,

@@ -88,6 +88,7 @@ struct UsageReportStream {
 }
 
 impl UsageReportStream {
+    /// Handles one message. An error ends the stream: its sender has reported what it may not report.
     fn handle_item(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         self.evaluator.usage_items().fetch_add(1, Ordering::Relaxed);
         // The first message must name the sender; before it there is no stream to attribute usage to.

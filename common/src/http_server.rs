@@ -171,6 +171,7 @@ impl Drop for ClientConnectionPermit {
     }
 }
 
+/// Serves one connection within the bounds, until its end or until `stop`.
 async fn serve_connection<S>(
     stream: S,
     peer: SocketAddr,

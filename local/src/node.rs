@@ -218,6 +218,7 @@ impl NodeManager {
         Self::remove(layout, NodeRemoval::Complete)
     }
 
+    /// Ends the components of a node and removes what the node has left, except what `removal` keeps.
     fn remove(layout: &NodeLayout, removal: NodeRemoval) -> Result<(), NodeError> {
         Self::check_outside(layout)?;
         end_components(layout);

@@ -292,6 +292,7 @@ impl PodStateMachine {
         main_containers.map(status).collect()
     }
 
+    /// Returns the state of a container as kubectl shows it. `stuck` is the init container that blocks the start.
     fn container_state(
         &self,
         container: &PodContainer,
@@ -348,6 +349,7 @@ impl PodStateMachine {
         }
     }
 
+    /// Handles a failed start. It counts as an exit with code 128, as in Kubernetes.
     fn handle_start_failure(
         &mut self,
         now: Instant,
@@ -373,6 +375,7 @@ impl PodStateMachine {
         });
     }
 
+    /// Handles the exit of a container, which is restarted by its role and the pod's policy.
     fn handle_exit(&mut self, now: Instant, index: usize, exit: ContainerExit) {
         let is_desired = self.lifecycle == PodLifecycle::Desired;
         let restart = self.restart;

@@ -61,6 +61,7 @@ fn remove_manifests(
     Ok(is_found)
 }
 
+/// Returns the names of the services to delete: those of the files, then those of the selections.
 fn service_names(
     store: &NodeStore,
     args: &DeleteArgs,

@@ -129,6 +129,7 @@ fn split_requirement(requirement: &str) -> Option<(&str, &str, &str)> {
     })
 }
 
+/// Formats the objects in the chosen output.
 fn format_objects(
     args: &GetArgs,
     targets: &[ObjectSelection],

@@ -55,6 +55,7 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
     Ok(targets)
 }
 
+/// Runs one target for a time, from the inputs of the corpus on.
 fn run_target(
     target: &str,
     seconds: u32,

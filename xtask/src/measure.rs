@@ -229,6 +229,7 @@ fn try_request(addr: SocketAddr, started: Instant) -> Result<(String, Duration)>
     Ok((head, first_byte))
 }
 
+/// Measures requests over open connections for a time.
 async fn measure_warm(
     addr: SocketAddr,
     connections: usize,

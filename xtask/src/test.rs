@@ -259,6 +259,7 @@ fn run_repeatedly(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     Ok(outcome)
 }
 
+/// Runs the tests of one tier.
 fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let workspace = &builder.workspace;
     match tier {

@@ -158,6 +158,7 @@ impl RequestSnapshot<'_> {
         }
     }
 
+    /// Returns the outcome of the request as a client would see it, with the reason.
     fn result(&self) -> RequestResult {
         if let Some(reason) = self.handshake_failure() {
             // Nothing of the request arrives then.
@@ -243,6 +244,7 @@ impl RequestSnapshot<'_> {
         tried
     }
 
+    /// Returns what else happens to the request on its way to a pod: rewrites, checks, and other paths.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         // All notes are about the way to a pod, which a refused request has not.
@@ -338,6 +340,7 @@ fn rule_text(rule: &MatchRule) -> String {
     }
 }
 
+/// Returns the rule by which the service of a request was found, as a sentence.
 fn found_reason(found: &FoundService) -> String {
     let service = &found.service_match.service.name;
     if let Some(picked) = &found.service_match.picked_backend {
@@ -419,6 +422,7 @@ impl TargetSnapshot {
         self.revision.next.is_none() && !self.revision.has_room
     }
 
+    /// Returns the choice of the pod as a sentence: the pods among which it was made, and the rule.
     fn pod_reason(&self, pod: &RoutedPodFacts) -> String {
         let rank = self.next_rank();
         let count = self.count_candidates(rank);

@@ -121,6 +121,7 @@ impl RoutesSnapshot {
 }
 
 impl HostSnapshot {
+    /// Returns the facts about one host. Only a public host has a certificate and policies.
     fn facts(&self, certificates: &CertificateSnapshot) -> HostRouteFacts {
         let service = &self.service_match.service;
         let targets = service.targets.iter().map(|it| TargetShareFacts {

@@ -280,6 +280,7 @@ impl RequestObservation {
         Some(it)
     }
 
+    /// Starts the record of a sampled request: its own span, with the attributes that the head has.
     fn start_trace(
         &self,
         context: SpanContext,

@@ -368,6 +368,7 @@ impl ActivatorRevision {
         self.context.pod_settings.metrics.pods_passed_over.dec();
     }
 
+    /// Handles the end of a request at a pod. The requests that can go to a pod because of it get their permits.
     fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
         let mut state = self.lock_state();
         let Some(active) = state.active.as_mut() else { return };

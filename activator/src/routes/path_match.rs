@@ -114,6 +114,7 @@ fn parameters_at(text: &str) -> Option<usize> {
     })
 }
 
+/// Reads one segment of a path as servers may read it, decoded once or twice.
 fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
     if segment.is_empty() {
         return if is_last { SegmentReading::End } else { SegmentReading::Unclear };

@@ -176,6 +176,7 @@ impl HostCertificates {
         candidates.choose(host, |it| is_usable(it)).cloned()
     }
 
+    /// Applies the certificates and settings of a batch. Other batches end at once, without the lock.
     fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
         let settings = batch.changes.get(&RouteKey::Settings);
         let certificates = certificate_changes(batch);

@@ -281,6 +281,7 @@ impl KernelMaps {
         Ok(())
     }
 
+    /// Writes one step of a plan. The order of the steps is that of the plan.
     fn write_op(&mut self, op: &MapOp) -> Result<(), KernelMapError> {
         match op {
             MapOp::Backend { id, backend } => self.write_backend(*id, backend),

@@ -179,6 +179,7 @@ impl StandbyMachine {
         }
     }
 
+    /// Handles a reading of what uses the pod. Only readings after the arming lead to a freeze.
     fn handle_usage(&mut self, now: Instant, usage: StandbyUsage, out: &mut Vec<StandbyAction>) {
         self.new_connections.observe(now, usage.unused_connections);
         let Some(order) = self.order.filter(|_| self.may_freeze()) else { return };

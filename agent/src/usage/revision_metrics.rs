@@ -65,6 +65,7 @@ fn encode_durations(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> f
     histogram(out, "rouse_agent_request_duration_seconds", help, &LATENCY_BOUNDS_US, all)
 }
 
+/// Encodes what is counted of requests and responses, and the requests in flight.
 fn encode_requests(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> fmt::Result {
     counter(out, "rouse_agent_requests", "Requests begun at pods", all, |totals| {
         totals.row.started

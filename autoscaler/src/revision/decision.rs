@@ -87,6 +87,7 @@ impl ScaledRevision {
     }
 }
 
+/// Returns the reason of a decision: the bound that has changed the number, else the rule that has made it.
 fn decision_reason(bound: Option<ScaleBound>, reason: ScaleReason) -> &'static str {
     match (bound, reason) {
         (Some(ScaleBound::MinScale), _) => "min-scale",

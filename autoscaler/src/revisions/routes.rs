@@ -96,6 +96,7 @@ impl ScaledRevisions {
         revisions.chain(pods).chain(activators).collect()
     }
 
+    /// Follows a Revision of the RouteTable. Returns the withdrawal of its decision if it is gone.
     fn update_revision(
         &mut self,
         now: Duration,
@@ -173,6 +174,7 @@ impl ScaledRevisions {
         Some(pod)
     }
 
+    /// Follows a pod of the RouteTable, and schedules the Revisions that it has left and joined.
     fn update_pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
         let new = table.pods.get(uid).map(|entry| AutoscalerPod {
             revision: entry.revision.clone(),

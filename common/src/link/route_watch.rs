@@ -97,6 +97,7 @@ impl ComponentLink {
         }
     }
 
+    /// Runs one stream to a replica, and passes each batch to `each`, until the stream ends.
     async fn run_route_stream(
         &self,
         endpoint: &ReplicaEndpoint,

@@ -62,6 +62,7 @@ where
     stream::iter(first).chain(batches).map(R::from)
 }
 
+/// Returns the batches of a cursor. After `max_silence` without a change, an empty one follows.
 fn batch_stream<K, V>(
     cursor: OutboxCursor<K, V>,
     max_silence: Option<Duration>,

@@ -63,6 +63,7 @@ pub(super) fn parse(source: &str) -> Result<Vec<TemplatePart>, LogTemplateError>
     })
 }
 
+/// Parses a template into texts and values. Braces that trim take the spaces beside them off the texts.
 fn parse_parts(source: &str) -> Result<Vec<TemplatePart>, TemplateSyntaxError> {
     let (mut parts, mut values, mut at, mut trims_after) = (Vec::new(), 0, 0, false);
     loop {
@@ -203,6 +204,7 @@ fn parse_index(lexer: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateS
     }
 }
 
+/// Parses a value without functions: a field, a text, a number, or a pipeline in parentheses.
 fn parse_operand(
     lexer: &mut TemplateLexer<'_>,
     (at, token): (usize, TemplateToken),
@@ -365,6 +367,7 @@ impl TemplateLexer<'_> {
         Ok((begin, token))
     }
 
+    /// Reads the next token within an action, with its position.
     fn read_token(&mut self) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
         let rest = self.source.get(self.offset..).unwrap_or_default();
         let trimmed = rest.trim_start_matches(SPACES);

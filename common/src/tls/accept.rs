@@ -102,6 +102,7 @@ struct TlsAcceptLoop {
 }
 
 impl TlsAcceptLoop {
+    /// Accepts sockets, and makes their handshakes in tasks of their own. It never ends.
     async fn run(self, listener: TcpListener) {
         loop {
             let (socket, from) = match listener.accept().await {

@@ -174,6 +174,7 @@ pub fn observed_service(
     build_manifest(name, &meta, &template, traffic)
 }
 
+/// Parses a template that an API server holds. Only what cannot run at all is a problem.
 fn observed_template(
     value: Option<&Value>,
     service: &str,
@@ -276,6 +277,7 @@ fn check_kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     Err(vec![Problem::invalid("kind", kind).with_advice(advice)])
 }
 
+/// Returns the name of the Service, and collects its faults. Without a namespace it is in `default`.
 fn check_name(
     meta: &ObjectMeta,
     raw: Option<&Value>,
@@ -302,6 +304,7 @@ fn check_name(
     NamespacedName::new(namespace, name)
 }
 
+/// Sets the defaults of a template, and collects every broken rule.
 fn parse_template(
     spec: &mut Map<String, Value>,
     service: &ObjectMeta,

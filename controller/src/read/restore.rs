@@ -110,6 +110,7 @@ fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
     words.filter_map(parse_word).collect()
 }
 
+/// Builds a Revision with its pods of this boot. Pods of an earlier boot no longer run.
 fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) -> AppRevision {
     // The generation is the Configuration's, from a label. The object's own `metadata.generation` is 1.
     let meta = object_meta(value);

@@ -104,6 +104,7 @@ impl LocalFiles {
         Ok(files)
     }
 
+    /// Restores the apps of the objects on disk, then reads all manifests, and removes what belongs to neither.
     fn restore(&mut self) -> Result<(), LocalFilesError> {
         let mut read = read_objects(&self.objects)?;
         let boot_id = self.runtime.settings().boot_id.clone();
@@ -400,6 +401,7 @@ impl WatchedFolder {
     }
 }
 
+/// Records which files an event of the folder makes due. A lost event makes all of them due.
 fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Event>) {
     let Ok(event) = event else {
         changes.needs_rescan = true;

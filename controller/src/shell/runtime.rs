@@ -147,6 +147,7 @@ impl ControllerRuntime {
         }
     }
 
+    /// Steps the machine with an event, and carries out its effects.
     fn step_machine(&self, event: ControllerEvent) {
         let began = Instant::now();
         let mut machine = self.lock_machine();

@@ -183,6 +183,7 @@ fn knative_part(
     }
 }
 
+/// Returns the desired state of a part of a Knative Revision.
 fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some(owner) = cluster.app_of_revision(&key.name) else { return DesiredState::Absent };
     let Some(app) = cluster.apps.get(&owner) else { return DesiredState::Unmanaged };

@@ -161,6 +161,7 @@ fn status_traffic(
     app.traffic().iter().map(target).collect()
 }
 
+/// Renders a Service with its status.
 fn render_service(
     app: &AppState,
     service: &ServiceState,
@@ -212,6 +213,7 @@ fn render_configuration(
     object_json("Configuration", metadata, spec, status)
 }
 
+/// Renders a Route with its status.
 fn render_route(
     app: &AppState,
     route: &RouteState,
@@ -313,6 +315,7 @@ pub(crate) fn revision_meta(
     metadata
 }
 
+/// Renders a Revision with its status. Its spec is that of the template.
 fn render_revision(
     app: &AppState,
     revision: &AppRevision,
@@ -362,6 +365,7 @@ pub(crate) fn decision_annotation(
     line.into_iter().map(|line| (DECISION_ANNOTATION.to_owned(), line.to_string())).collect()
 }
 
+/// Renders the conditions of a table in the form of Knative's statuses.
 fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
     let one = |(kind, name): &(ConditionType, &str)| {
         // An absent condition means `Unknown` (Kubernetes API conventions).

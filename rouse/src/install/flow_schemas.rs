@@ -66,6 +66,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
     flows.map(|flow| flow_schema(&flow, settings)).collect()
 }
 
+/// Returns the FlowSchema by which the API server treats one kind of requests of an account.
 fn flow_schema(flow: &AccountFlow, settings: &InstallSettings) -> Value {
     let account = json!({"name": flow.account, "namespace": settings.namespace});
     let (group, resource) = flow.resource.unwrap_or((ALL, ALL));

@@ -112,6 +112,7 @@ fn need(kind: &str, object: &Value, reason: String) -> KubeProxyNeed {
     KubeProxyNeed { object, reason }
 }
 
+/// Returns the reasons for which a Service needs kube-proxy, each with what to do.
 fn service_reasons(service: &Value, excluded: &[&str], ranges: &[IpNet]) -> Vec<String> {
     let spec = &service["spec"];
     let labels = &service["metadata"]["labels"];
@@ -172,6 +173,7 @@ fn is_served(protocol: &str) -> bool {
     known.iter().any(|&(name, known)| name == protocol && served_protocol(known).is_some())
 }
 
+/// Returns the first reason for which a pod needs kube-proxy; `None`: it needs none.
 fn pod_reason(pod: &Value, handlers: &BTreeMap<&str, &str>) -> Option<String> {
     // A pod that has ended makes no more connects.
     if ["Succeeded", "Failed"].contains(&text(&pod["status"]["phase"])) {

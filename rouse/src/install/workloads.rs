@@ -252,6 +252,7 @@ fn autoscaler_deployment(settings: &InstallSettings) -> Value {
     deployment_object(app, component_container(app, vars, extra, settings), spec, settings)
 }
 
+/// Returns the Deployment of the activators.
 fn activator_deployment(settings: &InstallSettings) -> Value {
     let app = "activator";
     let mut vars = identity_env(settings);
@@ -386,6 +387,7 @@ fn kube_proxy_env(settings: &InstallSettings) -> Vec<Value> {
     vars
 }
 
+/// Returns the DaemonSet of the agents, with the accesses to the host that they need.
 fn agent_daemon_set(settings: &InstallSettings) -> Value {
     let app = "rouse-agent";
     let mut vars = identity_env(settings);

@@ -39,6 +39,7 @@ pub(super) fn table(facts: &RoutesFacts, is_wide: bool) -> TextTable {
     TextTable { header: shown(COLUMNS.map(str::to_owned)), rows: rows.collect() }
 }
 
+/// Returns the cells of a host with one of its Revisions.
 fn cells(
     facts: &RoutesFacts,
     host: &HostRouteFacts,

@@ -66,6 +66,7 @@ struct ConnectTargets {
     endpoints: String,
 }
 
+/// Measures Rouse beside kube-proxy with growing numbers of Services.
 pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
     // An interrupted run leaves its namespaces behind, which would be measured as well.
     node::remove_leftovers()?;

@@ -145,6 +145,7 @@ struct SandboxTimes {
 }
 
 impl SandboxTimes {
+    /// Reads the times of a pod's sandbox and container in the log of containerd.
     fn from_log(pod: &str, log: &str) -> Self {
         // The call's begin and its return are lines of this form; the first one is the begin.
         let is_sandbox_line =

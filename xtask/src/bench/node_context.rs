@@ -210,6 +210,7 @@ impl BridgeServer {
         Ok(Self { server, netns, address, cgroup })
     }
 
+    /// Connects the server's network namespace to the node's bridge, and starts the server inside.
     fn spawn(
         node: &LocalNode,
         hello: &Path,

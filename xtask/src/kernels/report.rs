@@ -161,6 +161,7 @@ impl KernelTables<'_> {
         Ok(())
     }
 
+    /// Writes a row for each kernel.
     fn summary(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,

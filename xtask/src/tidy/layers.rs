@@ -296,6 +296,7 @@ impl<'a> CrateLayers<'a> {
         self.layers.iter().position(contains)
     }
 
+    /// Checks the imports of the crate, and counts them.
     fn check(&self, name: &str) -> (Vec<TidyFinding>, LayerFigures) {
         let mut findings = Vec::new();
         let imports = self.graph.values().map(BTreeMap::len).sum();

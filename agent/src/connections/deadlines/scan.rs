@@ -57,6 +57,7 @@ pub(crate) async fn scan_pods(
     results
 }
 
+/// Scans one pod on a thread of its own, and closes the connections whose requests are overdue.
 async fn scan_pod(
     namespace: NetworkNamespace,
     due: DeadlineScanTarget,

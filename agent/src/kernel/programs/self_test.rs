@@ -29,6 +29,7 @@ impl EbpfPrograms {
         result
     }
 
+    /// Makes a connect, a datagram and a listener in the cgroup, and compares them with what the programs have counted.
     fn run_self_test(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
         let failed = |what: String| EbpfProgramsError::SelfTest { cgroup: cgroup.to_owned(), what };
         let words = [abi::CONTROL_SELF_TEST, abi::CONTROL_SELF_TEST_DATAGRAMS];

@@ -125,6 +125,7 @@ impl TrackedPod {
         self.kernel_state.listeners > 0 || self.listeners_at(self.pod.port.get()).next().is_some()
     }
 
+    /// Returns the reason for which the pod is not ready, for its users; empty: there is none.
     pub(super) fn not_ready_reason(&self) -> String {
         let in_namespace =
             self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);

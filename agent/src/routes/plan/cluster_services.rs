@@ -351,6 +351,7 @@ impl ClusterServices {
         }
     }
 
+    /// Sets or, with `None`, removes an EndpointSlice. The Services of it, before and now, are due.
     fn set_slice(&mut self, name: &NamespacedName, observed: Option<ObservedSlice>) {
         let before = self.slice_services.get(name).cloned();
         let now = observed.as_ref().map(|it| it.service.clone());

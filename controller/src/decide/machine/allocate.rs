@@ -19,6 +19,7 @@ pub(super) fn allocate(app: &mut AppState, name: &NamespacedName, cluster: &mut 
     name_claims::update_route_claims(app, name, cluster);
 }
 
+/// Gives each name that the Route owns an allocation, and releases those of names that it has lost.
 fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut ClusterState) {
     let Some(route) = &mut app.route else { return };
     // `None` is the Route's own name, as in an allocation.

@@ -134,6 +134,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Adds to the effects the pods that the local node is to start and to stop.
     fn update_local_pods(
         &mut self,
         name: &NamespacedName,
@@ -168,6 +169,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Adds to the effects the objects of the local node that are to be written or deleted.
     fn update_local_objects(
         &mut self,
         name: &NamespacedName,
@@ -213,6 +215,7 @@ impl ControllerStateMachine {
         out.extend(removed.flat_map(|it| LocalObjectKey::of_revision(&name.namespace, &it.name)));
     }
 
+    /// Adds to the effects the names that the local node's DNS is to have, and those that it is to lose.
     fn update_dns_names(
         &mut self,
         name: &NamespacedName,
@@ -340,6 +343,7 @@ fn standby_failure(revision: &AppRevision) -> Option<&ConditionReason> {
     Some(&stop.reason).filter(|it| failures.contains(&&*it.reason))
 }
 
+/// Logs what has changed of an app: scale, standby, hints, and the condition of the Service.
 fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
     let refusal = |revision: &AppRevision| revision.topology.as_ref()?.refusal;
     for revision in &after.revisions {

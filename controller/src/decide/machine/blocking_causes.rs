@@ -102,6 +102,7 @@ impl ControllerStateMachine {
         self.blocking_causes.get(blocked_object)?.values().next().cloned().map(Box::new)
     }
 
+    /// Sets or clears a cause, and plans the owner of the object with the first cause that is left.
     fn update_blocked_reason(
         &mut self,
         blocked_object: BlockedObject,

@@ -32,6 +32,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Stores a decision of the active autoscaler, and plans the app if the decision changes it.
     pub(super) fn handle_decision(&mut self, decision: ScaleDecision, now: UnixMillis) {
         if let Some(unconfirmed) = &mut self.unconfirmed_decisions {
             unconfirmed.remove(&decision.revision);

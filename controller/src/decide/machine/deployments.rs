@@ -89,6 +89,8 @@ impl ControllerStateMachine {
         self.store_deployment(&owner, &revision.name, facts, now);
     }
 
+    /// Applies what was observed of a Revision's Deployment: its failure, and the number that another autoscaler has
+    /// set.
     fn store_deployment(
         &mut self,
         owner: &NamespacedName,

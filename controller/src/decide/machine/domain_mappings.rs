@@ -20,6 +20,7 @@ use crate::{
 };
 
 impl ControllerStateMachine {
+    /// Handles a DomainMapping; `None`: it was deleted. Plans it, its targets, and the mappings beside it.
     pub(super) fn observe_domain_mapping(
         &mut self,
         name: &NamespacedName,
@@ -154,6 +155,7 @@ impl ControllerStateMachine {
         Some(mapping)
     }
 
+    /// Handles a ClusterDomainClaim; `None`: it was deleted. Plans the mappings whose domain it covers.
     pub(super) fn observe_domain_claim(
         &mut self,
         name: &NamespacedName,

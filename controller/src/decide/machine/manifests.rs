@@ -12,6 +12,7 @@ use crate::model::cluster_state::{
 };
 
 impl ControllerStateMachine {
+    /// Applies a manifest of a Service, which creates or changes its app. An unchanged one changes nothing.
     pub(super) fn apply_manifest(
         &mut self,
         name: NamespacedName,

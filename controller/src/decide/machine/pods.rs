@@ -15,6 +15,7 @@ use crate::{
 };
 
 impl ControllerStateMachine {
+    /// Handles a pod; `None`: it was deleted. It belongs to a component, to a Revision, or to a user's workload.
     pub(super) fn observe_pod(
         &mut self,
         name: &NamespacedName,

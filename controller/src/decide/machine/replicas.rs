@@ -60,6 +60,7 @@ impl ControllerStateMachine {
         true
     }
 
+    /// Handles the deletion of a pod of the system namespace. Returns false if it was no component.
     fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
         let mut was_component = false;
         // The pod may have been any component, and its deletion does not state which.

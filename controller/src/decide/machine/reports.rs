@@ -109,6 +109,7 @@ impl ControllerStateMachine {
         record.unconfirmed_pods.get_or_insert_default().extend(named);
     }
 
+    /// Handles the end of a reporter's snapshot. Pods that it does not name are no longer reported.
     pub(super) fn handle_report_stream_synced(
         &mut self,
         reporter: &ComponentReplica,
@@ -303,6 +304,7 @@ impl ControllerStateMachine {
         self.cluster.pods.reporters.remove_routed_service(&reporter_id(reporter), stream, name);
     }
 
+    /// Handles a report on a pod. It waits while the node of the pod is not known.
     pub(super) fn handle_pod_report(
         &mut self,
         reporter: &ComponentReplica,
@@ -381,6 +383,7 @@ impl ControllerStateMachine {
         });
     }
 
+    /// Stores a report, and plans the app if the report changes more than counts.
     fn store_pod_report(&mut self, observation: PodObservation, now: UnixMillis) {
         let Some(app) = self.pod_index.apps.get(&observation.uid).cloned() else { return };
         let (uid, idle) = (observation.uid.clone(), observation.in_flight == 0);

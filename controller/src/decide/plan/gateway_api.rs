@@ -102,6 +102,7 @@ pub fn plan_gateway(
     GatewayPlan { conditions: [accepted, programmed], listeners }
 }
 
+/// Plans a listener. `is_refused`: its Gateway is not accepted, so that no listener of it is usable.
 fn plan_listener(
     cluster: &ClusterState,
     (name, gateway): (&NamespacedName, &GatewayState),

@@ -163,6 +163,7 @@ fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
     probe.tcp_socket.as_ref().and_then(|tcp| port_number(&tcp.port))
 }
 
+/// Converts a user's readiness probe into the one that agents run.
 fn convert_probe(probe: &UserProbe, serving_port: NonZeroU16) -> ReadinessProbe {
     // Knative's aggressive probing: `periodSeconds` is 0, and the first failure counts.
     let is_aggressive = probe.period_seconds.unwrap_or(0) == 0;

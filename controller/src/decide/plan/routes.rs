@@ -151,6 +151,7 @@ pub(super) fn pod_addresses(
     (address, report.and_then(|report| report.other_family_address))
 }
 
+/// Returns the subject of a Route's name: its addresses, its Revisions, its path and its rules at gateways.
 fn service_subject(
     allocation: &RouteNameAllocation,
     app: &AppState,

@@ -60,6 +60,7 @@ pub(super) fn assign_traffic(
     }
 }
 
+/// Returns the Revision of each target, or the status of the first target that has none.
 fn resolve_targets(
     app: &AppState,
     route: &RouteState,
@@ -84,6 +85,7 @@ fn resolve_targets(
     assigned.collect()
 }
 
+/// Returns the latest ready Revision of a Configuration, or the status for its lack. `None` is the app's own.
 fn latest_ready_revision(
     configuration: Option<&str>,
     own_app: &AppState,
@@ -122,6 +124,7 @@ fn latest_ready_revision(
     })
 }
 
+/// Returns a Revision that a target names, or the status for which it cannot have traffic.
 fn named_revision(
     revision_name: &str,
     app: &AppState,

@@ -139,6 +139,7 @@ fn read_rates(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     }
 }
 
+/// Reads the windows, delays and periods, by Knative's bounds.
 fn read_windows(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     let p = &mut config.policy;
     let precision = |key, span: GoDuration| {
@@ -183,6 +184,7 @@ fn read_windows(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) 
     p.scale_to_zero_retention_period = retention.to_duration();
 }
 
+/// Reads the numbers of pods with which Revisions start and wake, and their bounds.
 fn read_scales(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     let p = &mut config.policy;
     // The numbers stay signed while they are checked, so that a refusal shows what was written.

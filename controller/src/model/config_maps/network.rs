@@ -435,6 +435,7 @@ fn read_tls(keys: &mut ConfigMapReader<'_>) -> TlsSettings {
     settings
 }
 
+/// Reads the settings for requests from outside, which are Rouse's own keys.
 fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";

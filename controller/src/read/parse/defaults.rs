@@ -160,6 +160,7 @@ fn make_mounts_read_only(container: &mut JsonObject, writable: &[String]) {
     }
 }
 
+/// Sets the requests and limits of `config-defaults` where a container has none.
 fn set_resource_defaults(container: &mut JsonObject, settings: &RuleSettings<'_>) {
     let current = container.get("resources").filter(|it| !it.is_null());
     let read = current.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));

@@ -29,6 +29,7 @@ pub(super) fn is_equivalent(old: &Value, new: &Value) -> bool {
     normalize(old) == normalize(new)
 }
 
+/// Returns a value without its empty parts, which mean the same as absent ones.
 fn normalize(value: &Value) -> Value {
     match value {
         Value::Object(all) => {
@@ -53,6 +54,7 @@ fn normalize(value: &Value) -> Value {
     }
 }
 
+/// Collects the differences of two values, each with its path.
 fn compare_values(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
     match (old, new) {
         _ if old == new => {}

@@ -95,6 +95,7 @@ enum AllowedProbePort<'a> {
     Explicit,
 }
 
+/// Checks the ports of a probe's handlers against the ports that it may name.
 fn check_probe_ports(
     probe: &Probe,
     allowed_port: AllowedProbePort<'_>,

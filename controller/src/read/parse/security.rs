@@ -98,6 +98,7 @@ pub(super) fn warn_insecure_defaults(pod: &PodSpec, at: &str, warnings: &mut Vec
     }
 }
 
+/// Warns of settings whose defaults in Kubernetes are not safe, with Knative's texts.
 fn warn_insecure_context(
     pod: &PodSecurityContext,
     context: &SecurityContext,

@@ -157,6 +157,7 @@ fn check_items(items: &[KeyToPath], at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Checks one source of a projected volume.
 fn check_projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) {
     // Each source has exactly one kind; the paths of those that are set tell if that holds.
     let mut set = Vec::new();

@@ -191,6 +191,7 @@ fn object_identity(key: &ObjectPartKey, observed: &ObservedObject) -> Value {
     json!({"apiVersion": key.resource.api_version(), "kind": key.resource.kind(), "metadata": meta})
 }
 
+/// Returns the action that gives an object its desired body, by what was last observed of it.
 fn object_action(
     key: &ObjectPartKey,
     mut body: Value,

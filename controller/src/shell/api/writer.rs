@@ -317,6 +317,7 @@ impl ObjectWriter {
         true
     }
 
+    /// Performs one action within the time limit, and records its outcome.
     async fn write(
         &self,
         key: ObjectPartKey,
@@ -343,6 +344,7 @@ impl ObjectWriter {
         self.finish(&key, &outcome, source);
     }
 
+    /// Reports the outcome of an attempt, and gives the key back to the queue.
     fn finish(&self, key: &ObjectPartKey, outcome: &WriteOutcome, source: &dyn DesiredStateSource) {
         match outcome {
             WriteOutcome::Done => source.write_result(key, None),
@@ -401,6 +403,7 @@ impl WriterState {
         self.queue.finish(key, outcome, now);
     }
 
+    /// Stores an observed object, and adds to the queue the parts of it that may have to be written.
     fn handle_observed(
         &mut self,
         resource: ResourceKind,

@@ -200,6 +200,7 @@ impl BindingReview {
     }
 }
 
+/// Encodes a decision as the API server expects it.
 fn encode_response(
     request: &ReviewRequest,
     decision: AdmissionDecision,
@@ -229,6 +230,7 @@ fn encode_response(
     Ok(serde_json::to_vec(&review)?)
 }
 
+/// Decides about one request. Statuses and objects in deletion are allowed without a check.
 fn evaluate_request(
     hook: AdmissionHook,
     request: &ReviewRequest,

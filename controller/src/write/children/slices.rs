@@ -289,6 +289,7 @@ fn to_endpoints(
     pairs.filter_map(|(it, hints)| to_endpoint(it, hints, family)).collect()
 }
 
+/// Returns the endpoint with its address of this family; `None`: it has none.
 fn to_endpoint(
     endpoint: &SliceEndpoint,
     hints: &TopologyHints,

@@ -64,6 +64,7 @@ fn class_status(cluster: &ClusterState, key: &ObjectPartKey) -> Option<Value> {
     }))
 }
 
+/// Renders the status of a Gateway: its addresses, its conditions, and its listeners.
 fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &GatewayState) -> Value {
     let plan = plan_gateway(cluster, &key.name, gateway);
     let context = ConditionContext {

@@ -158,6 +158,7 @@ pub(super) fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desired
     }
 }
 
+/// Builds the child object of this kind and name; `None`: the Revision has no such child.
 fn build_child(
     live: &LiveRevision<'_>,
     resource: ResourceKind,

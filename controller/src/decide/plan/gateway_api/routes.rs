@@ -108,6 +108,7 @@ pub fn finish_routes(
     finished.collect()
 }
 
+/// Makes the plan of a route from its draft, without the listeners at which an older route has its hosts.
 fn finish_route(
     cluster: &ClusterState,
     (id, route): (&GatewayRouteId, &GatewayRouteState),

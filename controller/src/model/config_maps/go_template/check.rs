@@ -139,6 +139,7 @@ impl TemplateChecker<'_> {
         branch.else_body.as_ref().map_or(Ok(()), |list| self.check_list(list, &mut outer))
     }
 
+    /// Checks a pipeline, and adds the variables that it declares to the scope.
     fn check_pipe<'t>(
         &self,
         pipe: &'t PipeNode,
@@ -165,6 +166,7 @@ impl TemplateChecker<'_> {
         }
     }
 
+    /// Checks a value: its functions, variables, and fields of the data that is known.
     fn check_expr<'t>(&self, expr: &'t Expr, scope: &TemplateScope<'t>) -> Result<(), String> {
         match expr {
             Expr::Identifier(_, function) if !FUNCTIONS.contains(&function.as_str()) => {

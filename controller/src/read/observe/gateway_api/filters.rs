@@ -88,6 +88,7 @@ pub(super) fn read_filters(list: &Value, supported: &[&str]) -> Result<RuleFilte
     Ok(read)
 }
 
+/// Reads changes of headers. Refuses headers that rules cannot change.
 fn read_header_changes(value: &Value) -> Result<HeaderChanges, String> {
     // Checked here, since the activator would have to leave out a change that it cannot make.
     let name = |it: &Value| {

@@ -49,6 +49,7 @@ fn is_true(value: &Value) -> bool {
     value.as_bool() == Some(true)
 }
 
+/// Checks the DNS settings of a pod: servers for the policy `None`, and the bounds of the resolver.
 fn check_dns(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     let config = &pod["dnsConfig"];
     let (servers, searches) = (texts(&config["nameservers"]), texts(&config["searches"]));
@@ -148,6 +149,7 @@ fn check_claim_template(template: &Value, at: &str, problems: &mut Vec<Problem>)
     }
 }
 
+/// Checks fields of a container that depend on each other.
 fn check_container(container: &Value, at: &str, problems: &mut Vec<Problem>) {
     for_each_at(container, "env[]", at, &mut |value, at| check_variable(value, at, problems));
     for_each_at(container, "env[].valueFrom.resourceFieldRef", at, &mut |value, at| {

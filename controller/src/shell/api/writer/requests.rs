@@ -133,6 +133,7 @@ impl ObjectWriter {
         }
     }
 
+    /// Applies a status. A field that this API server does not know is left out, and the rest is applied.
     async fn apply_status(&self, key: &ObjectPartKey, mut body: Value) -> WriteOutcome {
         let api = object_api(&self.client, key.resource, &key.name);
         // Of the whole status, also where a part is left out: it would else be sent without an end.

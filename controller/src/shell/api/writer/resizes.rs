@@ -40,6 +40,7 @@ impl ObjectWriter {
         with_purpose(outcome, requests)
     }
 
+    /// Reads a pod and changes its requests. A pod with another UID is left alone.
     async fn attempt_resize(
         &self,
         key: &ObjectPartKey,
