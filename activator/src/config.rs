@@ -661,7 +661,7 @@ mod tests {
         assert_eq!(shares(&given), (5, 6));
     }
 
-    /// These numbers are documented in docs/operations.md.
+    /// docs/operations.md states these numbers.
     #[test]
     fn as_many_requests_wait_as_is_documented() {
         let bounds = ActivatorConfig::defaults().budget(1024).wait_queue;

@@ -110,7 +110,7 @@ pub enum TcpConnectionEnd {
     Cancelled,
     /// The activator ended it: it is being stopped, or a bound was exceeded.
     CutOff,
-    /// It came from outside, and no byte passed for the time of the idle deadline.
+    /// The connection came from outside, and no byte passed for the time of the idle deadline.
     Idle,
 }
 
@@ -153,7 +153,7 @@ pub enum HandshakeResult {
     NoClientCa,
     /// Client or activator refused it, because of an alert or an error of the protocol.
     Refused,
-    /// It took too long.
+    /// The handshake took too long.
     Timeout,
     /// The client sent HTTP without TLS.
     PlainHttp,

@@ -769,7 +769,7 @@ mod tests {
         assert!(open(NodeComponent::Controller).unwrap().gateway_ports.is_empty());
     }
 
-    /// Its connections would all be reset, because no service may have such a port.
+    /// Connections to this port would all be reset, because no service may have such a port.
     #[test]
     fn a_gateway_port_that_no_service_may_have_is_refused() {
         let refused = parse_options(&["--gateway-ports", "5432,20017"]).unwrap_err().to_string();

@@ -64,19 +64,19 @@ pub struct RouteIndex {
 /// Presence of this activator in the RouteTable: while it is listed, connections are routed here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivatorListing {
-    /// It was never listed, so the table gives no information.
+    /// The table has not listed this activator yet, so it gives no information.
     #[default]
     NotListedYet,
-    /// It is listed now.
+    /// The table lists this activator.
     Listed,
-    /// It was listed, and is not any more.
+    /// The table listed this activator, and does not any more.
     Removed,
 }
 
 /// Rules of a host for handshakes of TLS.
 #[derive(Clone, Debug, Default)]
 pub struct HandshakeRules {
-    /// Secrets whose certificates are for the host; none: the certificate is chosen by names.
+    /// Secrets whose certificates are for the host. Without any, the certificate is chosen by names.
     pub certificates: Vec<NamespacedName>,
     /// Rule for certificates of clients; `None`: clients are asked for none.
     pub client_auth: Option<ClientAuth>,

@@ -26,7 +26,7 @@ pub struct UnclearPath;
 enum SegmentReading<'a> {
     /// All servers read this text. Characters that need no encoding are decoded (RFC 3986 §6.2.2.2).
     Clear(Cow<'a, str>),
-    /// It is the empty text behind a final `/`.
+    /// The segment is the empty text behind a final `/`.
     End,
     /// Servers may read several segments, or none.
     Unclear,

@@ -17,9 +17,9 @@ use crate::{
 pub enum WaitCause {
     /// The RouteTable lists no ready pod: the Revision is asleep or starts.
     NoReadyPod,
-    /// No ready pod has capacity for it.
+    /// No ready pod has capacity for the request.
     NoCapacity,
-    /// It has a pod, whose connection takes long to open.
+    /// The request has a pod, whose connection takes long to open.
     LateDial,
 }
 
