@@ -59,7 +59,7 @@ impl fmt::Display for KubeProxyNeed {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "--without-kube-proxy is refused, and nothing is changed: without kube-proxy\n{}",
-    list(needs)
+    format_needs(needs)
 )]
 pub(crate) struct KubeProxyNeededError {
     /// Objects that need it; never empty.
@@ -67,7 +67,7 @@ pub(crate) struct KubeProxyNeededError {
 }
 
 /// Formats the first of many needs, one in each line.
-fn list(needs: &[KubeProxyNeed]) -> String {
+fn format_needs(needs: &[KubeProxyNeed]) -> String {
     let mut lines: Vec<String> =
         needs.iter().take(NAMED_MAX).map(|need| format!("  {need}")).collect();
     if needs.len() > NAMED_MAX {

@@ -65,11 +65,11 @@ fn cells(
         or_dash(certificate.map(|it| it.name.clone())),
         or_dash(not_after),
         host.path.clone(),
-        or_dash(policies(host)),
+        or_dash(format_policies(host)),
     ]
 }
 
-fn policies(host: &HostRouteFacts) -> Option<String> {
+fn format_policies(host: &HostRouteFacts) -> Option<String> {
     let redirect = host.redirects_to_https.then(|| "https".to_owned());
     let rewrite = host.host_rewrite.as_ref().map(|it| format!("rewrite={it}"));
     let tags = (!host.tags.is_empty()).then(|| format!("tags={}", host.tags.join(",")));

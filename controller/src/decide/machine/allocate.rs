@@ -47,7 +47,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
             (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, cluster),
         };
         if let Some(new_allocation) = new_allocation {
-            reserve(&new_allocation, cluster);
+            reserve_allocation(&new_allocation, cluster);
             // Most Routes have one name; `push` alone would allocate space for four.
             route.allocations.reserve_exact(1);
             route.allocations.push(new_allocation);
@@ -179,10 +179,10 @@ fn placeholder_name(name: &NamespacedName, tag: Option<&str>) -> NamespacedName 
 
 /// Reserves the allocations of a restored app.
 pub(super) fn reserve_restored(app: &AppState, cluster: &mut ClusterState) {
-    app.allocations().iter().for_each(|it| reserve(it, cluster));
+    app.allocations().iter().for_each(|it| reserve_allocation(it, cluster));
 }
 
-fn reserve(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
+fn reserve_allocation(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
     if let ClusterIpSource::LocalRange(suffix) = allocation.cluster_ips {
         cluster.allocated.cluster_ip_suffixes.insert(suffix);
     }

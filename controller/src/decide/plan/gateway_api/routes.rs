@@ -82,7 +82,7 @@ pub fn draft_routes(
         let route = cluster.gateway_api.routes.get(id)?;
         let parents = route.parents.iter().filter_map(|parent| {
             let gateway = own_gateway(cluster, parent)?;
-            let attachments = attach(cluster, (id, route), parent, &listeners);
+            let attachments = attach_to_listeners(cluster, (id, route), parent, &listeners);
             let (reference, gateway) = (parent.reference.clone(), gateway.clone());
             Some(ParentDraft { reference, gateway, attachments })
         });
@@ -173,7 +173,7 @@ fn own_gateway<'a>(
 }
 
 /// Attaches a route to the listeners that a parent reference names.
-fn attach(
+fn attach_to_listeners(
     cluster: &ClusterState,
     (id, route): (&GatewayRouteId, &GatewayRouteState),
     parent: &ParentReference,
@@ -195,7 +195,7 @@ fn attach(
         return Err(("NoMatchingParent", message));
     }
     let (kind, namespace) = (id.kind, &id.name.namespace);
-    listeners.retain(|it| it.kinds.contains(&kind) && admits(cluster, *it, namespace));
+    listeners.retain(|it| it.kinds.contains(&kind) && admits_namespace(cluster, *it, namespace));
     if listeners.is_empty() {
         let kind = kind.name();
         let message =
@@ -223,7 +223,7 @@ fn attach(
 }
 
 /// Returns true if a listener takes routes of a namespace.
-fn admits(cluster: &ClusterState, listener: UsableListener<'_>, namespace: &str) -> bool {
+fn admits_namespace(cluster: &ClusterState, listener: UsableListener<'_>, namespace: &str) -> bool {
     match &listener.spec.namespaces {
         AllowedNamespaces::Same => listener.gateway.namespace == namespace,
         AllowedNamespaces::All => true,
