@@ -101,7 +101,7 @@ pub enum ClusterWatchError {
 }
 
 /// Makes the client of the API servers: the given ones, the learnt ones that an earlier agent remembered, and those that
-/// [`ApiServerClient::set_learnt`] names later. Without Services to serve, none.
+/// [`ApiServerClient::set_learnt`] names later. Returns `None` without Services to serve.
 pub(crate) async fn make_client(
     settings: &AgentConfig,
     learnt: &BTreeSet<SocketAddr>,

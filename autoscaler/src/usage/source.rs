@@ -9,6 +9,7 @@ use super::{MAX_REPORT_GAP, REPORT_OVERDUE_AFTER, count_to_f64, wrapping_differe
 /// Latest totals of one subject from one sender: of a pod, or of the requests that wait at the sender.
 #[derive(Debug)]
 pub(super) struct UsageSource {
+    /// Number of the sender among all senders.
     pub(super) sender: u32,
     /// UID of the pod; `None`: requests waiting at the sender.
     pub(super) pod: Option<Box<str>>,

@@ -61,6 +61,7 @@ const CONTROLLER: AccountFlow = AccountFlow {
 
 /// FlowSchemas of all accounts that talk to the API server.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
+    // Without Services of the cluster, the agents list and watch nothing.
     let agent = (settings.clusterip != ClusterIpMode::Off).then_some(AGENT);
     let flows = [LEADER_ELECTION, CONTROLLER].into_iter().chain(agent);
     flows.map(|flow| flow_schema(&flow, settings)).collect()

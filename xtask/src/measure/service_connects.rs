@@ -239,7 +239,7 @@ fn wait_for_answers(
 ) -> ServiceAnswers {
     let sample_size = sample.clamp(1, all.len().max(1));
     let sampled = (0..sample_size).filter_map(|index| {
-        // The first and the last one are in the sample.
+        // The first and the last address are in the sample.
         let position = index * all.len().saturating_sub(1) / sample_size.saturating_sub(1).max(1);
         all.get(position).copied()
     });

@@ -39,10 +39,11 @@ impl WaitCause {
 #[derive(Debug)]
 pub struct QueueEntry {
     revision: Arc<ActivatorRevision>,
-    /// Port of the scaled Service that it is for; `None`: the Revision is one of Knative.
+    /// Port of the scaled Service that the request is for; `None`: the Revision is one of Knative.
     service_port: Option<NonZeroU16>,
     /// Place in the order of arrival, from the first time that it asks for a pod.
     place: Option<QueuePlace>,
+    /// Number of bytes that the request holds while it waits.
     bytes: usize,
     /// Address of the client; `None`: it is not known.
     client: Option<IpAddr>,

@@ -78,7 +78,7 @@ impl AdmissionSettings {
         }
     }
 
-    /// Returns true if the API server should submit new pods.
+    /// Returns true if the API server should submit new pods to the webhook, which places them.
     pub fn places_pods(&self) -> bool {
         self.bind_pods || self.prefers_wake_zone
     }

@@ -35,9 +35,9 @@ enum WokenKind {
     Ksvc,
     /// A Deployment whose Service speaks HTTP.
     Http,
-    /// The same by raw TCP.
+    /// A Deployment whose Service speaks raw TCP.
     RawTcp,
-    /// The same by HTTP, with a readiness probe of the kubelet.
+    /// A Deployment whose Service speaks HTTP, and whose pods the kubelet probes.
     Probed,
 }
 

@@ -58,6 +58,7 @@ impl RoutePlanner {
             candidates: trace.candidates(usage),
             // kube-proxy's rules see only connects that the programs leave unchanged.
             kube_proxy: (outcome == TraceOutcome::Unchanged).then(|| trace.kube_proxy()),
+            // They follow from the kernel's maps, which the planner does not read: the caller adds them.
             exceptions: Vec::new(),
         }
     }
