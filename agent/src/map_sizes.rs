@@ -29,7 +29,7 @@ struct MapSizeSetting {
     name: &'static str,
     /// Highest size. The lowest is [`MIN_SIZE`].
     max: u32,
-    /// Maps whose size it sets, or from whose size theirs follows.
+    /// Maps whose size it sets, or whose size follows from it.
     maps: &'static [&'static str],
     field: fn(&mut MapSizes) -> &mut u32,
 }

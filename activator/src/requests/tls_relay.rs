@@ -137,6 +137,7 @@ async fn copy_to_pod(
         }
         let written = write_all(pod, &buffer[..count], activity).await;
         written.map_err(TcpRelayError::of_pod)?;
+        // If both ends are fast, no wait above would let other tasks run.
         consume_budget().await;
     }
 }

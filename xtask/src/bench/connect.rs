@@ -86,7 +86,7 @@ fn program_share_rows(
     ])
 }
 
-/// Number of services that earlier cases have applied.
+/// Number of services that earlier cases have applied. `index` is that of a case behind the first.
 fn services_applied_before(index: usize) -> usize {
     CASES[index - 1].0
 }

@@ -198,7 +198,7 @@ impl ControllerStateMachine {
         if let Some((owner, revision)) = part_keys::owner_revision_of(&self.cluster, key) {
             return Some((owner, BlockedPart::Revision(revision)));
         }
-        // The Revision of a scaled Service has its name.
+        // The Revision of a scaled Service has the name of that Service.
         let service = part_keys::scaled_service_of(&self.cluster, key)?;
         let revision = service.name.as_str().into();
         Some((service, BlockedPart::Revision(revision)))

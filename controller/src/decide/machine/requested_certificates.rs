@@ -49,12 +49,13 @@ impl ControllerStateMachine {
         };
         // The Secret of a request counts as named only once it is issued, and no longer than the request lasts.
         let has_other_secret = secret(&previous) != secret(&next);
-        let moved = if has_other_secret { self.update_named_secrets(now) } else { BTreeSet::new() };
+        let moved_mappings =
+            if has_other_secret { self.update_named_secrets(now) } else { BTreeSet::new() };
         let is_shared = |it: &Option<RequestedCertificate>| {
             it.as_ref().is_some_and(|it| it.wildcard_domain.is_some())
         };
         self.follow_request(name, is_shared(&previous) || is_shared(&next), now);
-        self.reconcile_mappings_and_targets(&moved, now);
+        self.reconcile_mappings_and_targets(&moved_mappings, now);
     }
 
     /// Plans the owner of a requested certificate, or all Routes of its namespace if it is for all names there.
