@@ -248,6 +248,7 @@ impl RoutesSource {
             | Err(_) => None,
         };
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();
+        // The random number does not matter: a service without targets has none for any number.
         let no_target = service.and_then(|choice| pick_target(&choice.service, 0).err());
         let host = host::request_host(head).unwrap_or_default();
         explain(RequestSnapshot {

@@ -106,6 +106,7 @@ impl TracedRequest {
             }
             "tls" => self.is_tls = value.parse().map_err(|_bad| error("true or false"))?,
             "client" => {
+                // As handshakes and requests know it: an IPv4-mapped address is the IPv4 address.
                 let client = value.parse::<IpAddr>().map_err(|_bad| error("an IP address"))?;
                 self.client = Some(client.to_canonical());
             }

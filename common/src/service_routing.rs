@@ -207,6 +207,7 @@ pub fn route_service<'a>(
     let mut routings = Vec::with_capacity(service.cluster_ips.len() * service.ports.len());
     for &address in &service.cluster_ips {
         for port in &service.ports {
+            // Each address leads to endpoints of its own family only.
             let endpoints = endpoints_of_port(port, AddressFamily::of(address), slices.clone());
             let target = select_endpoints(&endpoints, service.internal_traffic_policy, node);
             routings.push(PortRouting {

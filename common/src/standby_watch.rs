@@ -232,6 +232,7 @@ impl StandbyWatch {
     fn handle_time(&mut self, now: Instant) {
         let Some(timeout) = self.timeout else { return };
         match self.phase {
+            // Used since its sign: it may have been frozen again, and has to give another one.
             WatchPhase::Running { until, is_used: true } if until <= now => {
                 self.start_waiting(now, timeout);
             }

@@ -71,6 +71,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+            // As above, the record must not name the backend of the last time.
             forget_earlier_connect(ctx);
             ALLOW
         }

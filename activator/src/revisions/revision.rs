@@ -176,6 +176,7 @@ impl ActivatorRevision {
             next: None,
             has_room: true,
         };
+        // A Revision without active state has no queue, so nothing waits and there is room.
         let Some(active) = &state.active else { return snapshot };
         let queue = &active.wait_queue;
         snapshot.waiting = queue.waiting_count();

@@ -124,6 +124,7 @@ fn histogram(
         let buckets = merge_buckets(&latency, bounds_us);
         let count = latency.iter().sum();
         let mut metric = family.encode_family(labels)?;
+        // Prometheus has times in seconds.
         metric.encode_histogram::<[RevisionMetricLabel; 0]>(
             latency_sum_ns as f64 / 1e9,
             count,

@@ -63,6 +63,7 @@ impl ScaledRevision {
         requested: RequestedScale,
     ) -> ScaleDecisionInputs {
         let policy = &self.policy;
+        // These reasons name the load itself, which is no bound.
         let is_by_load = requested.bound.is_none()
             && matches!(
                 awake.desired_scale.reason,

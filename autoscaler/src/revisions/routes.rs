@@ -71,8 +71,10 @@ impl ScaledRevisions {
         let (mut names, mut activator_leaves) = (BTreeSet::new(), false);
         for key in changed {
             match key {
+                // The pods here are those before the change, so one that goes is among them.
                 RouteKey::Pod(uid) => names.extend(self.pods.get(uid).map(|pod| &pod.revision)),
                 RouteKey::Activator(name) => {
+                    // Requests cannot have waited yet at an activator that comes.
                     activator_leaves |= !table.activators.contains_key(name);
                 }
                 _ => {}

@@ -260,6 +260,7 @@ impl ControllerStateMachine {
         previous: &AppState,
         after: &AppState,
     ) {
+        // Each replica plans, but an Event is to be recorded once.
         if !self.cluster.is_leader {
             return;
         }

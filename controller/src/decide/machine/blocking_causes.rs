@@ -94,6 +94,7 @@ impl ControllerStateMachine {
             None => {
                 let all = self.blocking_causes.get_mut(blocked_object)?;
                 all.remove(&cause);
+                // Objects come and go, so none leaves an empty entry behind.
                 if all.is_empty() {
                     self.blocking_causes.remove(blocked_object);
                 }

@@ -258,6 +258,7 @@ impl ControllerStateMachine {
         for state in certificates.chain(client_cas) {
             let count = match state {
                 (SecretReadState::InForce, _) => &mut counts.in_force,
+                // An earlier certificate that stays in force, whatever the last read has found.
                 (_, true) => &mut counts.kept,
                 (SecretReadState::Pending, false) => &mut counts.pending,
                 (SecretReadState::Refused(_), false) => &mut counts.unusable,

@@ -165,6 +165,7 @@ impl ControllerStateMachine {
         for name in self.standby_apps.clone() {
             let app = self.cluster.apps.get(&name);
             let is_affected = |pod: &RevisionPod| {
+                // The local node has one agent, and its pods have no status of Kubernetes.
                 pod.kube_status.is_none() || pods::is_on_node(pod, &reporter.node)
             };
             if app.is_some_and(|app| app.pods().any(|(_, pod)| is_affected(pod))) {

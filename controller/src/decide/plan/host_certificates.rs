@@ -391,6 +391,7 @@ fn waiting_status(
 ) -> ConditionStatus {
     let is_missing = cluster.requests.cert_manager == CertManagerPresence::Missing;
     let end = if is_missing { NO_CERT_MANAGER } else { "" };
+    // Requests are served by http meanwhile, so the condition is met.
     if is_http_enabled(cluster) {
         let message = format!("Certificate {name} is not ready downgrade HTTP.{end}");
         return ConditionStatus::True(Some(ConditionReason::new(

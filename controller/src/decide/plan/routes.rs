@@ -353,6 +353,7 @@ fn tcp_gateway_rules(
         gateway_port,
         ..GatewayRules::default()
     };
+    // A name without any of these needs no entry at the gateway.
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 

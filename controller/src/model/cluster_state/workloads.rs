@@ -223,6 +223,7 @@ impl ObservedWorkloads {
         };
         let mut concerned =
             self.update_selected(&key.name.namespace, before.as_ref(), labels.as_ref(), select);
+        // Its present Service too, whose selector may not match the new labels.
         concerned.extend(self.holders.get(key).cloned());
         concerned
     }

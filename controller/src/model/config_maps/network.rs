@@ -158,6 +158,7 @@ impl ConfigMapSettings for NetworkConfig {
         it.certificate_class = read_certificate_class(keys);
         it.wildcard_namespaces = read_wildcard_selector(keys);
         it.edge = read_edge_settings(keys);
+        // After the edge settings, which name the trusted ingresses.
         it.ingress_class = read_ingress_class(keys, &it.edge);
         it.gateway_ports = read_gateway_ports(keys);
         it

@@ -59,6 +59,7 @@ fn compare_values(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>)
     match (old, new) {
         _ if old == new => {}
         (Value::Object(old), Value::Object(new)) => {
+            // The fields of both: one that came or went is a difference, too.
             let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             for name in names {
                 let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };

@@ -105,6 +105,7 @@ fn check_probe_ports(
     let mut check = |name: &str, port: &IntOrString| {
         let (fits, rule) = match (allowed_port, port) {
             (AllowedProbePort::Serving(serving), IntOrString::Int(port)) => {
+                // 0 or an empty name is a port that was left out.
                 (*port == 0 || *port == serving.number, "Probe port must match container port")
             }
             (AllowedProbePort::Serving(serving), IntOrString::String(port)) => {

@@ -292,6 +292,7 @@ fn replicas_action(
         recorded == (Some(scaled_to), Some(user_replicas))
             && it.replicas == Some(i64::from(scaled_to))
     };
+    // A workload that was deleted and made again has another UID, and none of the earlier writes.
     let known = observed.filter(|it| it.uid == version.uid);
     if known.is_some_and(|it| it.is_terminating || is_done(it)) {
         return WriteAction::None;

@@ -273,6 +273,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<ApiRequest>> {
             body_bytes = value.trim().parse().unwrap_or(0);
         }
     }
+    // A body that is not read would be taken for the next request.
     io::copy(&mut reader.take(body_bytes), &mut io::sink())?;
     Ok(ApiRequest::parse(&first))
 }

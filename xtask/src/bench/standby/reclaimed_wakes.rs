@@ -126,6 +126,7 @@ fn mounted_folders(folder: &Path) -> Vec<(String, String)> {
 /// Content of the container of an application with this command, in YAML's flow style.
 fn container(command: &str) -> String {
     let mount = |(name, _): &(String, String)| format!("{{ name: {name}, mountPath: /{name} }}");
+    // Of the folder only the name in the pod counts here, which is always the same.
     let mounts: Vec<String> = mounted_folders(Path::new("")).iter().map(mount).collect();
     let mounts = mounts.join(", ");
     format!("image: \"dev.local/hello:v1\", command: {command}, volumeMounts: [{mounts}]")

@@ -150,6 +150,7 @@ fn quoted_length(text: &str, quote: char) -> Result<usize, String> {
     let mut characters = text.char_indices().skip(1);
     while let Some((at, character)) = characters.next() {
         match character {
+            // Go permits no line break between quotes.
             '\n' => break,
             '\\' => {
                 let escaped = characters.next().map(|(_, it)| it);

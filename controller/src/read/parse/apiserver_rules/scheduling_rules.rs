@@ -23,6 +23,7 @@ pub(super) fn check_scheduling_fields(pod: &Value, at: &str, problems: &mut Vec<
 
 /// Checks the fields of a toleration against each other.
 fn check_toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
+    // Without an operator it is `Equal`.
     let exists = text(value, "operator") == "Exists";
     for (fits, field, message) in [
         (

@@ -126,6 +126,7 @@ impl ObjectWriter {
         match restored.await {
             Ok(object) => {
                 info!(object = %key, "another client changed the object: restored");
+                // With this version, a change that comes in between makes the apply fail.
                 body["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
                 self.apply(key, &body).await
             }
