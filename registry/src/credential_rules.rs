@@ -77,6 +77,7 @@ impl CredentialRules {
         match self {
             Self::PullSecrets => entries.sort_by_key(|(scope, _)| Reverse(scope.path.len())),
             Self::LoginFiles => {
+                // Of equal keys the last one comes first then.
                 entries.reverse();
                 entries.sort_by_key(|(scope, _)| Reverse(scope.key_length()));
             }
