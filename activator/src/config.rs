@@ -386,6 +386,7 @@ impl ActivatorConfig {
             (None, Some(key)) => alone("--tls-key", key, "needs --tls-cert")?,
             (Some(_), Some(_)) | (None, None) => {}
         }
+        // No handshake could succeed with these settings.
         if self.tls_settings().check().is_err() {
             return Err(ActivatorConfigError {
                 name: "--tls-ciphers",
@@ -427,6 +428,7 @@ impl ActivatorConfig {
             let address = address.into_iter();
             address.map(move |address| GatewayAddress { address, entrypoint, transport })
         };
+        // A port without an address is opened at each address of the services' own ports.
         let on = |port: Option<NonZeroU16>, entrypoint, transport| {
             let each = self.listen_addresses().into_iter();
             each.filter_map(move |ip| {
@@ -659,7 +661,7 @@ mod tests {
         assert_eq!(shares(&given), (5, 6));
     }
 
-    /// These numbers are documented in docs/operations.md.
+    /// docs/operations.md states these numbers.
     #[test]
     fn as_many_requests_wait_as_is_documented() {
         let bounds = ActivatorConfig::defaults().budget(1024).wait_queue;

@@ -188,6 +188,7 @@ impl RoutesSource {
                     Some(service) => ServiceMatch::from(Arc::clone(service)),
                     None => self.forwarder.routes.match_listed_host(&host.name)?,
                 };
+                // A service without public hosts is listed by its name, which the index of hosts does not know.
                 let is_public = host.private_service.is_none();
                 Some(HostSnapshot { name: host.name.into_owned(), service_match, is_public })
             })
@@ -247,6 +248,7 @@ impl RoutesSource {
             | Err(_) => None,
         };
         let targets = service.map(|choice| self.targets(request, choice)).unwrap_or_default();
+        // The random number does not matter: a service without targets has none for any number.
         let no_target = service.and_then(|choice| pick_target(&choice.service, 0).err());
         let host = host::request_host(head).unwrap_or_default();
         explain(RequestSnapshot {
@@ -299,6 +301,7 @@ impl RoutesSource {
             name: target.revision.name.clone(),
             percent: target.percent,
             service_port: service.service_port,
+            // Checks of HTTP need a head, which raw TCP does not have.
             check: if is_raw_tcp {
                 check_target(target, entrypoint, client)
             } else {

@@ -273,6 +273,8 @@ impl ActivatorInstance {
             tick.tick().await;
             self.ports.retry_failed();
             self.gateway_ports.retry_failed();
+            // Requests may still hold a Revision that the RouteTable has removed, so no event tells that it can be
+            // dropped.
             self.forwarder.routes.drop_unreferenced_revisions();
             self.forwarder.routes.drop_unused_plain_services();
             self.forwarder.routes.fail_missing_revisions(Instant::now());
@@ -446,6 +448,7 @@ impl ControlPlaneLinks {
     }
 }
 
+/// Returns the function by which `/readyz` finds the reasons. It is called for each request of that page.
 fn not_ready_reasons(
     activator: &ActivatorInstance,
     links: &Arc<ControlPlaneLinks>,
@@ -483,6 +486,7 @@ fn register_request_metrics(forwarder: &RequestForwarder, registry: &mut Registr
     let gauges = move || {
         let all = routes.revisions();
         let metrics = all.iter().map(|it| (&it.name, it.queue_metrics()));
+        // Revisions without requests have no gauge, as at `/metrics`.
         let active = metrics.filter(|(_, it)| *it != RevisionQueueMetrics::default());
         let gauges = active.map(|(name, it)| RevisionGauges {
             namespace: name.namespace.to_string(),

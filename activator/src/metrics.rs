@@ -110,7 +110,7 @@ pub enum TcpConnectionEnd {
     Cancelled,
     /// The activator ended it: it is being stopped, or a bound was exceeded.
     CutOff,
-    /// It came from outside, and no byte passed for the time of the idle deadline.
+    /// The connection came from outside, and no byte passed for the time of the idle deadline.
     Idle,
 }
 
@@ -153,7 +153,7 @@ pub enum HandshakeResult {
     NoClientCa,
     /// Client or activator refused it, because of an alert or an error of the protocol.
     Refused,
-    /// It took too long.
+    /// The handshake took too long.
     Timeout,
     /// The client sent HTTP without TLS.
     PlainHttp,
@@ -198,6 +198,7 @@ pub struct TlsMetrics {
 impl TlsMetrics {
     fn register(registry: &mut Registry) -> Self {
         let handshakes = Family::<HandshakeResultLabel, Counter>::default();
+        // Each result has its series from the start, so that alerts find its 0.
         let ended = |it: HandshakeResult| {
             handshakes.get_or_create(&HandshakeResultLabel { result: it.label() }).clone()
         };
@@ -298,6 +299,7 @@ impl ActivatorMetrics {
         all
     }
 
+    /// Registers the metrics that have no labels.
     fn register_gauges_and_counters(&self, registry: &mut Registry) {
         // Clones share the value, so that the fields count what is exported.
         let mut gauge = |name, help, it: &Gauge| registry.register(name, help, it.clone());

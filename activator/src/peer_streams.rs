@@ -357,6 +357,7 @@ impl HolderStream {
         Self { streams, peer, latest_stream, stream_number, has_sent_goodbye: false }
     }
 
+    /// Handles one message of a slot holder. Messages of a stream that was replaced have no effect.
     fn handle_item(&mut self, item: SlotClaimItem) {
         let latest = Arc::clone(&self.latest_stream);
         let latest = latest.lock().unwrap_or_else(PoisonError::into_inner);

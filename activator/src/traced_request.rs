@@ -87,6 +87,7 @@ impl TracedRequest {
         Ok(request)
     }
 
+    /// Sets one parameter of the query. An error names the parameter and the values that it can have.
     fn set_parameter(&mut self, name: &str, value: String) -> Result<(), RequestQueryError> {
         let error = |expected| RequestQueryError::new(name, &value, expected);
         match name {
@@ -105,6 +106,7 @@ impl TracedRequest {
             }
             "tls" => self.is_tls = value.parse().map_err(|_bad| error("true or false"))?,
             "client" => {
+                // As handshakes and requests know it: an IPv4-mapped address is the IPv4 address.
                 let client = value.parse::<IpAddr>().map_err(|_bad| error("an IP address"))?;
                 self.client = Some(client.to_canonical());
             }

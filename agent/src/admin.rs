@@ -126,6 +126,7 @@ fn page_response<T: serde::Serialize>(facts: Option<(T, OwnedSemaphorePermit)>) 
         Ok(text) => {
             let headers = [
                 (CONTENT_TYPE, "application/json".to_owned()),
+                // The body comes in parts, so the HTTP server cannot know its length.
                 (CONTENT_LENGTH, text.len().to_string()),
             ];
             (headers, page_body(text, turn, PAGE_TIMEOUT)).into_response()

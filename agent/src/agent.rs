@@ -324,6 +324,7 @@ impl Agent {
         if let Some(services) = self.routes.take_bootstrap_services() {
             self.handles.bootstrap.publish(services);
         }
+        // Last, because the reports are held until the pods of a table are in force.
         self.release_reports();
     }
 
@@ -414,6 +415,7 @@ impl Agent {
                 self.perform_action(action, &mut queue);
             }
         }
+        // Only now, because the order of the pod is read from the tracker, whose state the actions may have changed.
         if let Some(uid) = standby_uid {
             self.update_standby(&uid);
         }

@@ -50,6 +50,8 @@ impl FromStr for ApiServerUrl {
         let (host, port) = parse_authority(rest.strip_suffix('/').unwrap_or(rest), default_port)
             .filter(|(_, port)| *port > 0)
             .ok_or_else(bad)?;
+        // Without TLS, other hosts on the way could change what the node serves. No other host is on the way of
+        // loopback.
         let may_be_plain = matches!(&host, ApiServerHost::Address(ip) if ip.is_loopback());
         if !is_https && !may_be_plain {
             return Err(bad());
@@ -169,6 +171,7 @@ impl ApiServerRotation {
         };
         let new = addresses.iter().filter(|at| !is_given(at));
         let mut learnt: Vec<_> = new.copied().map(ApiServer::Learnt).collect();
+        // Nodes begin with different servers, so that all servers get a share of the nodes.
         rotate(&mut learnt, self.offset);
         if learnt == self.learnt {
             return false;
@@ -176,6 +179,7 @@ impl ApiServerRotation {
         self.learnt = learnt;
         let known: BTreeSet<ApiServer> = self.all().cloned().collect();
         self.failing.retain(|it| known.contains(it));
+        // The server in use may be one that is no longer listed.
         if !known.contains(&self.current) {
             self.current = self.order_from(0).swap_remove(0);
         }

@@ -63,6 +63,8 @@ impl ProxyHealth {
         if is_late(state.pending_since) {
             reasons.push(format!("maps: changes have not been in force for more than {seconds} s"));
         }
+        // As in kube-proxy: load balancers should leave a node that is being deleted, but a restart of the agent would
+        // not help.
         if let (Some(reason), HealthCheck::Healthz) = (state.deletion_reason, check) {
             reasons.push(format!("node: {reason}"));
         }

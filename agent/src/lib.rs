@@ -152,6 +152,7 @@ fn replica_resolvers(
     let activators = ReplicaResolver::of_listed(Component::Activator, credentials.as_ref());
     if let (Some(credentials), Some(folder)) = (&credentials, &config.identity) {
         let (own_credentials, resolver) = (Arc::clone(credentials), Arc::clone(&controllers));
+        // Controllers issue the certificates, so the search for them needs none that is valid already.
         tasks.spawn(enrollment::keep_enrolled(
             own_credentials,
             resolver,

@@ -29,7 +29,7 @@ struct MapSizeSetting {
     name: &'static str,
     /// Highest size. The lowest is [`MIN_SIZE`].
     max: u32,
-    /// Maps whose size it sets, or from whose size theirs follows.
+    /// Maps whose size it sets, or whose size follows from it.
     maps: &'static [&'static str],
     field: fn(&mut MapSizes) -> &mut u32,
 }
@@ -178,6 +178,7 @@ fn parse_part(part: &str) -> Result<(&'static str, u32), String> {
         size.parse::<u32>().ok().filter(|size| range.contains(size)).ok_or_else(|| {
             format!("the size must be a number from {MIN_SIZE} to {}", setting.max)
         })?;
+    // The programs find the row of a socket by a mask of its cookie.
     if setting.name == CONNECT_RECORDS && !size.is_power_of_two() {
         return Err("the size must be a power of two".to_owned());
     }

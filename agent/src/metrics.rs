@@ -83,11 +83,11 @@ pub(crate) struct AgentMetrics {
     pub(crate) listeners_beyond: Gauge,
     /// Services that do not fit in the kernel's maps.
     pub(crate) services_refused: Gauge,
-    /// Services of the cluster that do not fit there.
+    /// Services of the cluster that do not fit in the kernel's maps.
     pub(crate) cluster_services_refused: Gauge,
     /// Stale connections that were closed.
     pub(crate) connections_closed: Counter,
-    /// Those of them that were closed because the pod's node reported the end of a response.
+    /// Stale connections that were closed because the pod's node reported the end of a response.
     pub(crate) connections_closed_by_report: Counter,
     /// Times that a stale connection was due but turned out to be in use.
     pub(crate) connections_spared: Counter,
@@ -210,6 +210,7 @@ impl AgentMetrics {
         (metrics, registry)
     }
 
+    /// Registers all metrics but those of standby, with their help texts.
     fn register(&self, registry: &mut Registry) {
         // Metrics are compared with docs/operations.md and deploy/monitoring/ by `xtask tidy`.
         registry.register("pods", "Pods of this node by state", self.pods.clone());

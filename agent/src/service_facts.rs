@@ -34,13 +34,13 @@ impl ServiceSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrontendMode {
-    /// They go to a pod, or to another endpoint of the Service.
+    /// Sent to a pod, or to another endpoint of the Service.
     Pods,
-    /// They go to an activator.
+    /// Sent to an activator.
     Activators,
-    /// They are refused.
+    /// Refused by the kernel.
     Refuse,
-    /// They go on unchanged.
+    /// Left as the client made them.
     Pass,
     /// The service does not fit into the kernel's maps.
     NoRoom,
@@ -122,13 +122,13 @@ pub struct NodeFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceOutcome {
-    /// It goes to one of the candidates.
+    /// The connect goes to one of the candidates.
     Endpoint,
-    /// It goes to an activator.
+    /// The connect goes to an activator.
     Activator,
-    /// It is refused.
+    /// The kernel refuses the connect.
     Refused,
-    /// It goes on unchanged.
+    /// The connect goes on unchanged.
     Unchanged,
 }
 
@@ -191,13 +191,13 @@ impl TraceFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CandidateState {
-    /// It is ready.
+    /// Ready for connections.
     Ready,
-    /// It terminates and still serves.
+    /// Terminating, and still able to serve.
     Terminating,
-    /// It is neither.
+    /// Neither ready nor able to serve.
     NotReady,
-    /// It is an activator.
+    /// An activator, which stands in for the pods.
     Activator,
     /// The list in force names it, and its state is not known.
     Unknown,

@@ -347,6 +347,7 @@ impl ScaledRevision {
         }
     }
 
+    /// Computes the desired scale, at a tick or for an urgent report. A Revision that is asleep has none.
     fn evaluate(&mut self, now: Duration, tick: Duration, knowledge: LoadKnowledge) {
         // As in Knative nothing is recorded while no pod is ready: silence then must not dilute the load of waiting
         // requests. No request waits for a pod on standby.

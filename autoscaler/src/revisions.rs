@@ -213,6 +213,7 @@ impl ScaledRevisions {
             let is_reported =
                 agent.is_some_and(|it| it.is_current(now)) || revision.load.is_pod_reported(uid);
             all_reported &= is_reported;
+            // Other pods may get requests too, but the load is missing only if no ready pod is reported.
             if pod.phase == RoutingPhase::Ready {
                 (ready, reported) = (ready + 1, reported + u32::from(is_reported));
             }

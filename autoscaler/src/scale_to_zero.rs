@@ -125,6 +125,7 @@ impl ScaleToZero {
             RevisionActivity::Activating
         };
         let first_pods = policy.initial_scale.max(scale_bounds(policy, input).0);
+        // A Revision that has reached its initial scale before gets its number from its load.
         let requested_pods = if input.initial_scale_reached { None } else { Some(first_pods) };
         Self { activity, activity_since: now, requested_pods, is_turn_held: false }
     }
@@ -237,6 +238,7 @@ impl ScaleToZero {
         self.scale_toward_zero(now, policy, input)
     }
 
+    /// Returns the next step of a Revision without load: first the activity turns, then the pods go.
     fn scale_toward_zero(
         &self,
         now: Duration,
@@ -284,6 +286,7 @@ impl ScaleToZero {
         let elapsed = now.saturating_sub(self.activity_since);
         let retention =
             if input.is_reachable { policy.scale_to_zero_retention_period } else { Duration::ZERO };
+        // A Revision that was at zero already has no last pod to retain.
         if self.requested_pods != Some(0) && elapsed < retention {
             let retention_end = self.activity_since + retention;
             return BoundedScale::deferred(Some(0), ScaleBound::Retention, retention_end);
@@ -304,6 +307,7 @@ impl ScaleToZero {
         let is_wanted = requested_pods.is_some_and(|pods| pods > 0);
         let may_rise = is_wanted || !self.is_inactive();
         let activity = if requested_pods == Some(0) || (threshold == 0 && !is_wanted) {
+            // A start that ends without an active Revision has failed, and stays so until pods are requested again.
             match self.activity {
                 RevisionActivity::Activating if threshold > 0 => RevisionActivity::TimedOut,
                 RevisionActivity::TimedOut => RevisionActivity::TimedOut,

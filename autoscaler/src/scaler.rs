@@ -137,6 +137,7 @@ impl Scaler {
         desired_scale(Some(desired_pods), reason, capacity, pods.ready)
     }
 
+    /// Returns the pods for the load, with the reason. Enters, prolongs and leaves panic mode.
     fn pods_for_load(
         &mut self,
         now: Duration,

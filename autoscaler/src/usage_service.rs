@@ -88,6 +88,7 @@ struct UsageReportStream {
 }
 
 impl UsageReportStream {
+    /// Handles one message. An error ends the stream: its sender has reported what it may not report.
     fn handle_item(&mut self, item: UsageItem) -> Result<(), PeerDeniedError> {
         self.evaluator.usage_items().fetch_add(1, Ordering::Relaxed);
         // The first message must name the sender; before it there is no stream to attribute usage to.
@@ -128,6 +129,7 @@ impl UsageReportStream {
                 );
             }
             UsageItem::Sample(_) | UsageItem::Removed(_) | UsageItem::Synced => {
+                // The samples before a sender's name belong to no sender whose silence could be noticed.
                 warn!("usage refused: the stream has not named its sender");
             }
         }

@@ -79,6 +79,7 @@ impl LoadWindow {
     pub fn resize(&mut self, stable: Duration, panic_percent: f64) {
         let len = stable.as_secs().max(1);
         self.panic_len = panic_seconds(len, panic_percent);
+        // The length of the panic window alone changes only how many of these seconds are read.
         if len == self.len() {
             return;
         }
@@ -94,6 +95,7 @@ impl LoadWindow {
                 next.sums[next.index(second)] = self.sums[self.index(second)];
             });
         }
+        // An amount that was counted ahead of time stays to be used up, whatever the length.
         next.prepaid = self.prepaid;
         *self = next;
     }
@@ -201,6 +203,7 @@ impl LoadWindow {
         }
         let sum = |second| match newest {
             Some(newest) if second == end => newest,
+            // Nothing was recorded in these seconds, and their places hold sums of older ones.
             _ if second > recorded.last => 0.0,
             _ => self.sums[self.index(second)],
         };

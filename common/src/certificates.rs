@@ -146,6 +146,7 @@ fn read_chain(pem: &[u8]) -> Result<Vec<Vec<u8>>, CertificateFault> {
     for section in PemSection::pem_slice_iter(pem) {
         match section {
             Ok((SectionKind::Certificate, der)) => chain.push(der),
+            // The file may have the private key beside the chain.
             Ok(_) => {}
             Err(_) => return Err(CertificateFault::MalformedCertificate(chain.len() + 1)),
         }

@@ -119,6 +119,7 @@ impl EnrollmentTask {
                     renewal_delay(lifetime)
                 }
                 Err(error) => {
+                    // Bounded before the shift, which would overflow after many failures.
                     let wait = FIRST_RETRY_PAUSE.saturating_mul(1 << self.failures.min(16));
                     let wait = wait.min(MAX_RETRY_PAUSE);
                     self.failures += 1;

@@ -171,6 +171,7 @@ impl Drop for ClientConnectionPermit {
     }
 }
 
+/// Serves one connection within the bounds, until its end or until `stop`.
 async fn serve_connection<S>(
     stream: S,
     peer: SocketAddr,
@@ -194,6 +195,7 @@ async fn serve_connection<S>(
             }
         }
         () = stop.cancelled() => {
+            // A response that has begun may still be sent.
             serving.as_mut().graceful_shutdown();
             // An error here only ends the connection, which its client sees as well.
             let _ = timeout(STOP_TIMEOUT, serving).await;

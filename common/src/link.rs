@@ -237,6 +237,7 @@ impl ComponentLink {
                 PodReportItem::Synced,
                 serve::UNLIMITED_SILENCE,
             );
+            // Dropped at the end of the stream, which counts it as closed.
             let _up = self.record_stream_opened(&endpoint, "pods");
             attempt.record_open();
             let ended = PodsClient::new(channel).report(items).await;

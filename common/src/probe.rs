@@ -145,6 +145,7 @@ impl<W: ProbeConnector> HttpProbe<'_, W> {
         }
     }
 
+    /// Builds the request of an HTTP probe. An error is the reason for which it cannot be sent.
     fn build_request(&self) -> Result<Request<Empty<Bytes>>, String> {
         let path = if self.path.starts_with('/') {
             self.path.to_owned()

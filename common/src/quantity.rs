@@ -63,6 +63,7 @@ fn parse_suffix(suffix: &str) -> Option<(u32, i64)> {
         "Ti" => (40, 0),
         "Pi" => (50, 0),
         "Ei" => (60, 0),
+        // `E` alone is a suffix; with a number behind it, it begins an exponent.
         _ => (0, suffix.strip_prefix(['e', 'E'])?.parse().ok()?),
     })
 }

@@ -207,6 +207,7 @@ pub fn route_service<'a>(
     let mut routings = Vec::with_capacity(service.cluster_ips.len() * service.ports.len());
     for &address in &service.cluster_ips {
         for port in &service.ports {
+            // Each address leads to endpoints of its own family only.
             let endpoints = endpoints_of_port(port, AddressFamily::of(address), slices.clone());
             let target = select_endpoints(&endpoints, service.internal_traffic_policy, node);
             routings.push(PortRouting {
@@ -291,6 +292,7 @@ fn select_endpoints(
     node: &NodeTopology,
 ) -> PortTarget {
     let rule = choose_rule(endpoints, policy, node);
+    // The judgement that explains a choice also makes it, so the two cannot differ.
     let is_selected =
         |endpoint: &ServiceEndpoint| explanation::judge(rule, endpoint, node).is_selected();
     match rule {

@@ -114,6 +114,7 @@ impl StandbyWatch {
             StandbyWatchEvent::QueryEnded(number, end) => self.handle_query_end(now, number, end),
             StandbyWatchEvent::Tick => {}
         }
+        // At each event, so that a late tick changes nothing.
         self.handle_time(now);
         let mut out = Vec::new();
         match (was_passed_over, self.is_passed_over()) {
@@ -231,6 +232,7 @@ impl StandbyWatch {
     fn handle_time(&mut self, now: Instant) {
         let Some(timeout) = self.timeout else { return };
         match self.phase {
+            // Used since its sign: it may have been frozen again, and has to give another one.
             WatchPhase::Running { until, is_used: true } if until <= now => {
                 self.start_waiting(now, timeout);
             }

@@ -439,6 +439,7 @@ impl Http1Connection {
         if self.tx.desync() { DESYNC } else { 0 }
     }
 
+    /// Handles the end of a response's head. An interim response ends no request.
     #[inline(always)]
     fn handle_response_head(&mut self) -> Http1Events {
         let status = self.tx.status;

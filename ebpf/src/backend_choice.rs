@@ -212,6 +212,7 @@ fn choose_kept_pod(
     let seconds = SvcInfo::unpack(info).affinity_seconds;
     let client = ctx.netns_cookie();
     let mut backend = kept_pod(read.state, seconds, read.service_id, client);
+    // A kept pod may have left the list. Any pod is better than the way through an activator.
     if backend == NO_BACKEND {
         backend = pick_pod(read.state);
     }
@@ -220,6 +221,7 @@ fn choose_kept_pod(
         return choose_activator(key, read);
     }
     let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    // The entry may have been reused while it was copied. The client keeps only a backend of which that is excluded.
     verify_unchanged(key, read)?;
     keep_backend(read.service_id, client, backend);
     Ok(target)
@@ -247,6 +249,7 @@ pub fn choose_random(
         return Err(NoRewriteReason::Pass);
     }
     let target = copy_backend(backend).ok_or(NoRewriteReason::Pass)?;
+    // The entry may have been reused for another backend while it was copied.
     verify_unchanged(key, read)?;
     if seconds != 0 {
         keep_backend(read.service_id, client, backend);
@@ -266,6 +269,7 @@ fn choose_activator(
     let info = self::read_word(&SVC_INFO, read.service_id).ok_or(NoRewriteReason::Pass)?;
     let SvcInfo { activators, port_be, .. } = SvcInfo::unpack(info);
     let list = self::read_word(&SVC_STATE, activators).ok_or(NoRewriteReason::Pass)?;
+    // The service has no port of its own at the activators yet.
     if port_be == 0 {
         return Err(NoRewriteReason::Pass);
     }
@@ -405,6 +409,7 @@ pub extern "C" fn listed_backend(state: u64, backend: u32) -> u32 {
 #[inline(always)]
 fn names_backend(list: &SvcState, backend: u32) -> bool {
     let (mut low, mut high) = (0, list.count);
+    // A constant bound, which the verifier needs; it suffices for the longest list.
     for _ in 0..MAX_SEARCH_STEPS {
         if low >= high {
             return false;

@@ -40,6 +40,7 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+            // A socket may connect more than once, and its record must not name the backend of the last time.
             forget_earlier_connect(ctx);
             ALLOW
         }
@@ -70,6 +71,7 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+            // As above, the record must not name the backend of the last time.
             forget_earlier_connect(ctx);
             ALLOW
         }
@@ -145,6 +147,7 @@ fn record_connect(ctx: BpfSockAddr, key: &FrontendKey, target: &ChosenBackend) -
     if key.protocol == abi::IPPROTO_UDP {
         return udp::record_connect(ctx, key, target);
     }
+    // Two connections with one local port to one backend would be the same connection on the wire.
     if !bound_connects::reserve(ctx, key, target) {
         handle_disconnect(ctx.socket(), ctx.socket_cookie());
         return false;

@@ -101,6 +101,7 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             ALLOW
         }
         Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+            // Without UDP sockets of services there is no reply source, and the map need not be asked.
             if !has_no_sockets() {
                 let words = address_words(key.address);
                 let low = u64::from(words[0]) | u64::from(words[1]) << 32;
@@ -152,6 +153,7 @@ fn lead_to_peer(ctx: BpfSockAddr, is_ipv6: bool, key: &FrontendKey) -> bool {
     }
     let named = address_words(key.address);
     let peer = if is_ipv6 { ctx.peer_ipv6() } else { ctx.peer_ipv4() };
+    // The datagram names the peer itself, and needs no change.
     if peer == named && ctx.peer_port_be() == key.port_be {
         return true;
     }

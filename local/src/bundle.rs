@@ -152,6 +152,7 @@ pub fn build_spec(
             "maskedPaths": MASKED_PATHS, "readonlyPaths": READ_ONLY_PATHS,
         },
     });
+    // The node reads it again when it stops the container, which may be after a restart of the node.
     if let Some(signal) = image.and_then(|image| image.stop_signal().as_ref()) {
         value["annotations"] = json!({ STOP_SIGNAL_ANNOTATION: signal });
     }
@@ -169,6 +170,7 @@ pub fn parse_limits(container: &Container) -> Result<ContainerLimits, BundleErro
             .map(|text| read(&text.0).ok_or_else(|| BundleError::InvalidQuantity(text.0.clone())))
             .transpose()
     };
+    // As in the kubelet, one CPU is 1024 shares.
     let cpu_shares = parse(&resources.requests, "cpu", quantity::parse_milli)?
         .map(|milli| milli.saturating_mul(1024) / 1000);
     let memory = parse(&resources.limits, "memory", quantity::parse_units)?;
@@ -213,6 +215,7 @@ fn build_environment(
     context: &BundleContext<'_>,
 ) -> Result<ContainerEnvironment, BundleError> {
     let mut env = vec![("PATH".to_owned(), DEFAULT_PATH.to_owned())];
+    // A later variable replaces an earlier one of the name, so the image's come before those of the pod.
     let mut set = |key: &str, value: String| match env.iter_mut().find(|(name, _)| name == key) {
         Some((_, old)) => *old = value,
         None => env.push((key.to_owned(), value)),
@@ -272,6 +275,7 @@ fn expand_variables(text: &str, variables: &HashMap<String, String>) -> String {
         out.push_str(&rest[..dollar]);
         rest = &rest[dollar..];
         let name = rest.strip_prefix("$(").and_then(|inner| inner.split_once(')'));
+        // Checked first, so that `$$(NAME)` is the text `$(NAME)`.
         if let Some(after) = rest.strip_prefix("$$") {
             out.push('$');
             rest = after;
@@ -301,6 +305,7 @@ fn build_command(
     };
     let entrypoint = image.and_then(|image| image.entrypoint().clone()).unwrap_or_default();
     let cmd = image.and_then(|image| image.cmd().clone()).unwrap_or_default();
+    // As in Kubernetes, the image's own command is dropped with its entrypoint.
     let command = match (written(&container.command), written(&container.args)) {
         (Some(command), args) => [command, args.unwrap_or_default()].concat(),
         (None, Some(args)) => [entrypoint, args].concat(),
@@ -364,6 +369,7 @@ fn parse_user(text: &str, context: &BundleContext<'_>) -> Result<ProcessUser, Bu
     let uid = name.parse().ok().or_else(|| entry.as_ref()?[2].parse().ok());
     let uid = uid.ok_or_else(|| BundleError::UnknownUser(name.to_owned()))?;
     let gid = entry.as_ref().and_then(|entry| entry[3].parse().ok()).unwrap_or(0);
+    // Membership in groups is by name, so a number without an entry has none.
     let login = entry.map(|entry| entry[0].clone()).unwrap_or_default();
     let groups =
         context.group.lines().map(fields).filter(|entry| entry.len() > 3).collect::<Vec<_>>();

@@ -111,6 +111,7 @@ impl LocalKubelet {
         let uid = saved.pod_spec.uid.clone();
         let mut managed_pod = ManagedPod::new(saved.pod_spec);
         let network = self.shared.layout.pod_namespace(&uid);
+        // A network that is not published was interrupted while it was made, and is made again.
         if let Some(address) = saved.address.filter(|_| net::is_published(&network)) {
             managed_pod.address = Some(address);
             managed_pod.pod.adopt_network(address.both().to_vec());
@@ -123,6 +124,7 @@ impl LocalKubelet {
             let restarts = saved_container.restarts;
             let id = lifecycle::container_id(&uid, &container.name, restarts);
             let was_running = exits::has_pid_file(&self.shared, &uid, &container.name);
+            // A PID file shows that the container ran. If its process is gone, its exit is reported below.
             let run = match saved_container.exit {
                 Some(exit) => AdoptedRun::Ended(exit),
                 None if was_running => AdoptedRun::Running(results),
@@ -298,6 +300,7 @@ impl LocalKubelet {
             managed_pod.pod.next_tick_at(now),
         );
         let status = managed_pod.status();
+        // Most events leave the status as it was, and the controller plans at each report.
         if managed_pod.reported_status.as_ref() != Some(&status) {
             managed_pod.reported_status = Some(status.clone());
             log_status(&managed_pod.prepared.pod_spec, &status);

@@ -274,6 +274,7 @@ impl PodNetworkPool {
         let (jobs, inbox) = mpsc::channel(256);
         let mut addresses = crate::addresses::PodAddressPool::default();
         taken_addresses.into_iter().for_each(|address| addresses.reserve(address));
+        // Read here: the thread changes its namespace while it builds networks.
         let own_namespace = current_namespace()?;
         let serve = move || -> Result<(), NetError> {
             thread_runtime()?.block_on(async {

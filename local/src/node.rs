@@ -218,6 +218,7 @@ impl NodeManager {
         Self::remove(layout, NodeRemoval::Complete)
     }
 
+    /// Ends the components of a node and removes what the node has left, except what `removal` keeps.
     fn remove(layout: &NodeLayout, removal: NodeRemoval) -> Result<(), NodeError> {
         Self::check_outside(layout)?;
         end_components(layout);
@@ -382,6 +383,7 @@ fn end_components(layout: &NodeLayout) {
         .filter(|(_, process)| Some(*process) != own_process);
     let others: Vec<_> =
         others.filter_map(|(component, process)| Some((component, process.open()?))).collect();
+    // All get the signal before any is waited for, so that they end at the same time.
     for (component, fd) in &others {
         info!(part = %component, "ending a process of the node");
         let _ = sys::pidfd_signal(fd.as_fd(), libc::SIGTERM);

@@ -134,6 +134,7 @@ impl PodStateMachine {
             AdoptedRun::Running(probe_results) => {
                 container.stage = ContainerStage::Running;
                 container.probe_results = probe_results;
+                // One running main container proves that the pod had started.
                 self.has_started |= container.plan.role == ContainerRole::Main;
             }
             AdoptedRun::Ended(exit) => {
@@ -153,6 +154,7 @@ impl PodStateMachine {
             }
             PodEvent::ImageReady { index, digest } => self.update_container(index, |container| {
                 container.image = ImageState::Ready(digest);
+                // The delays of a later pull begin again only after a success.
                 container.pull_backoff = Backoff::default();
             }),
             PodEvent::ImageFailed { index, reason, message } => {
@@ -290,6 +292,7 @@ impl PodStateMachine {
         main_containers.map(status).collect()
     }
 
+    /// Returns the state of a container as kubectl shows it. `stuck` is the init container that blocks the start.
     fn container_state(
         &self,
         container: &PodContainer,
@@ -346,6 +349,7 @@ impl PodStateMachine {
         }
     }
 
+    /// Handles a failed start. It counts as an exit with code 128, as in Kubernetes.
     fn handle_start_failure(
         &mut self,
         now: Instant,
@@ -371,6 +375,7 @@ impl PodStateMachine {
         });
     }
 
+    /// Handles the exit of a container, which is restarted by its role and the pod's policy.
     fn handle_exit(&mut self, now: Instant, index: usize, exit: ContainerExit) {
         let is_desired = self.lifecycle == PodLifecycle::Desired;
         let restart = self.restart;

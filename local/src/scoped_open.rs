@@ -19,6 +19,7 @@ pub(crate) fn open_scoped(
 ) -> nix::Result<OwnedFd> {
     let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(resolve);
     let mut opened = Err(Errno::EAGAIN);
+    // The kernel gives up with EAGAIN if a rename or mount anywhere happened meanwhile (openat2(2)).
     for _ in 0..ATTEMPTS_MAX {
         opened = openat2(root.as_fd(), path, how);
         if !matches!(opened, Err(Errno::EAGAIN | Errno::EINTR)) {

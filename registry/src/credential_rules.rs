@@ -51,6 +51,7 @@ impl CredentialRules {
         };
         let key = key.trim_end_matches('/');
         let (host, path) = key.split_once('/').unwrap_or((key, ""));
+        // The kubelet drops the API version from the path, and compares the rest of it.
         let path = match self {
             Self::PullSecrets => without_version(path),
             Self::LoginFiles => path,
@@ -76,6 +77,7 @@ impl CredentialRules {
         match self {
             Self::PullSecrets => entries.sort_by_key(|(scope, _)| Reverse(scope.path.len())),
             Self::LoginFiles => {
+                // Of equal keys the last one comes first then.
                 entries.reverse();
                 entries.sort_by_key(|(scope, _)| Reverse(scope.key_length()));
             }

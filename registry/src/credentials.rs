@@ -135,6 +135,7 @@ impl DockerConfigEntry {
                 username.zip(password).map(|(user, password)| RegistryLogin::Basic(user, password))
             }
         };
+        // The field `auth` has user and password in one, and counts where the separate fields are absent.
         named.or_else(|| decode_auth(&auth?))
     }
 }

@@ -151,6 +151,7 @@ pub(crate) fn store_manifest(
     name: &NamespacedName,
     object: &Value,
 ) -> Result<ApplyOutcome, CommandError> {
+    // Held from the search to the write: another `apply` may be changing the same file.
     let _lock = manifests.lock()?;
     let stored = manifests.find(name)?;
     let outcome = match stored.as_ref().map(ManifestLocation::manifest) {

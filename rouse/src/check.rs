@@ -71,6 +71,7 @@ async fn check_cluster(args: &CheckArgs, node: Option<&str>) -> Result<bool> {
         .collect();
     agents.sort();
     let mut is_fine = print_lines("cluster", &cluster_lines(args, &cluster, &agents).await?)?;
+    // The lines of the cluster are about all agents, so only now the others are left out.
     agents.retain(|(on, _)| node.is_none_or(|node| on == node));
     if let (Some(node), []) = (node, agents.as_slice()) {
         bail!("no agent runs on node {node:?}: see kubectl get nodes");
@@ -98,6 +99,7 @@ async fn cluster_lines(
         cluster.list("discovery.k8s.io/v1", "EndpointSlice", Some("kube-system"), "").await?;
     let nodes = cluster.list("v1", "Node", None, "").await?;
     let mut given = args.service_cidr.clone();
+    // The installation has been given the ranges before, if the cluster does not list them.
     if given.is_empty() {
         given = cluster_rules::installed_ranges(agents);
     }

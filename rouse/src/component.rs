@@ -104,6 +104,7 @@ impl ComponentCommand {
             }
             Self::Activator => {
                 let config = activator::ActivatorConfig::parse_from(args);
+                // An activator holds many connections of clients, and its bounds follow from the limit.
                 raise_file_limit();
                 Box::pin(async {
                     activator::run(config, shutdown).await.context("activator failed")

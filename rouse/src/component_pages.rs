@@ -122,6 +122,7 @@ fn local_error(
 ) -> CommandError {
     let name = component.name();
     CommandError::Component(match error.kind() {
+        // The usual reason: no node runs here, or the user means a cluster.
         ErrorKind::ConnectionRefused => format!(
             "no {name} listens at {address}: start a local node with `rouse up`, \
              or name a cluster with --kubeconfig FILE{}",
@@ -152,6 +153,7 @@ impl ClusterComponents {
         let pods = self.runtime.block_on(pods.list(&params));
         let attempt = format!("list the {}s' pods", component.name());
         let pods = pods.map_err(|error| request_error(&attempt, &error))?;
+        // Only these properties decide, so the choice is pure and tested without a cluster.
         let pods: Vec<ReplicaPod> = pods.items.iter().map(ReplicaPod::new).collect();
         let chosen = choose_replica(component, &pods, choice, &self.namespace)
             .map_err(CommandError::Component)?;

@@ -29,6 +29,7 @@ pub(crate) fn delete(
                 kinds::singular(LocalObjectKind::Service),
                 name.name
             ))?;
+            // All manifests are removed before any wait, so that the services end at the same time.
             removed.push(name);
         } else if !args.ignore_not_found {
             let resource = kinds::plural(LocalObjectKind::Service);
@@ -60,6 +61,7 @@ fn remove_manifests(
     Ok(is_found)
 }
 
+/// Returns the names of the services to delete: those of the files, then those of the selections.
 fn service_names(
     store: &NodeStore,
     args: &DeleteArgs,

@@ -44,6 +44,7 @@ fn describe_text(object: &Value) -> String {
         let pairs: Vec<String> =
             pairs.map(|(key, value)| format!("{key}: {}", plain_text(value))).collect();
         let value = match value {
+            // Further pairs stand below the first one, as in kubectl.
             Value::Object(_) => pairs.join(&format!("\n{:14}", "")),
             Value::Null => String::new(),
             other => plain_text(other),

@@ -59,6 +59,7 @@ pub(crate) fn find_objects(
                         .map(|it| (target.kind, it)),
                 );
             }
+            // As in kubectl: a name means one object, and a selector or all namespaces mean several.
             Some(_) if args.all_namespaces => {
                 let reason = "a resource cannot be retrieved by name across all namespaces";
                 return Err(CommandError::Usage(reason.to_owned()));
@@ -128,6 +129,7 @@ fn split_requirement(requirement: &str) -> Option<(&str, &str, &str)> {
     })
 }
 
+/// Formats the objects in the chosen output.
 fn format_objects(
     args: &GetArgs,
     targets: &[ObjectSelection],
@@ -189,6 +191,7 @@ fn format_tables(
             kinds.push(*kind);
         }
     }
+    // By the objects and not by the arguments: a kind without objects has no table.
     let has_several_kinds = kinds.len() > 1;
     let table = |kind: &LocalObjectKind| {
         let row = |object: &Value| {

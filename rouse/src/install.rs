@@ -129,6 +129,7 @@ pub(crate) struct UninstallArgs {
 }
 
 impl InstallArgs {
+    /// Returns the settings of the arguments. An error names the flag and the rule that it breaks.
     fn settings(&self) -> Result<InstallSettings> {
         if !common::wire::is_dns_label(&self.namespace) {
             bail!("--namespace is {:?}: must be a DNS label", self.namespace);
@@ -251,6 +252,7 @@ fn build_runtime() -> Result<tokio::runtime::Runtime> {
     runtime.enable_all().build().context("cannot start a runtime")
 }
 
+/// Applies the objects in the order in which they need each other, and waits where one must be in force first.
 async fn apply_objects(
     cluster: &ClusterClient,
     settings: &InstallSettings,
@@ -297,6 +299,7 @@ async fn remove_obsolete(
     for (api_version, kind, is_cluster_scoped) in obsolete::checked_kinds(objects) {
         let namespace = (!is_cluster_scoped).then_some(namespace);
         let existing = cluster.list(api_version, kind, namespace, &installation_selector()).await?;
+        // Only objects that this command has applied: a label alone may be a user's.
         for object in obsolete::obsolete_objects(&existing, objects, cluster::FIELD_MANAGER) {
             cluster.delete(object).await?;
             stdout::print_line(&format!(
@@ -367,6 +370,7 @@ async fn wait_until_ready(
     Ok(())
 }
 
+/// Returns the conditions that the installation still lacks, for its user to see.
 async fn missing_conditions(
     cluster: &ClusterClient,
     settings: &InstallSettings,

@@ -132,6 +132,7 @@ fn find_new_logs(
             }
         }
     }
+    // In the order of pods and containers, since a folder lists its files in any order.
     new_logs.sort();
     for (path, prefix) in new_logs {
         if !logs.iter().any(|log| log.reader.path() == path) {
@@ -151,6 +152,7 @@ fn no_logs_error(
         Some((kind, name)) => (kinds::parse_kind(kind)?, name),
         None => (LocalObjectKind::Pod, args.target.as_str()),
     };
+    // A name that does not exist is another mistake than a container that is silent.
     let exists = store
         .object(kind, &common::wire::NamespacedName::new(args.scope.namespace.as_str(), name))?;
     if exists.is_none() {

@@ -92,6 +92,7 @@ impl ManifestFolder {
         let (path, documents) = match location {
             None => (self.own_file_path(name), vec![object.clone()]),
             Some(mut location) => {
+                // The other documents of the file stay as the user wrote them.
                 location.documents[location.index] = object.clone();
                 (location.path, location.documents)
             }

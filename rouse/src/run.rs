@@ -34,6 +34,7 @@ pub(crate) fn exec_in_node(
         return Err(CommandError::Usage("a command is needed: rouse run -- CMD".to_owned()));
     };
     enter_node(layout)?;
+    // As this process itself, so that signals and the exit code are the command's own.
     let error = Command::new(program).args(args).exec();
     stdout::print_error(&format!("rouse: cannot run {program}: {error}"));
     Ok(ExitCode::from(match error.kind() {

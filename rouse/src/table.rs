@@ -29,6 +29,7 @@ impl TextTable {
             (0..columns).map(|column| width(column).unwrap_or_default()).collect();
         let line = |cells: &&Vec<String>| {
             let cell = |(column, cell): (usize, &String)| match widths.get(column) {
+                // The last column needs no padding, which would only wrap on a narrow terminal.
                 Some(width) if column + 1 < columns => format!("{cell:<0$}", width + COLUMN_GAP),
                 _ => cell.clone(),
             };

@@ -59,6 +59,7 @@ pub(crate) fn top(
     result
 }
 
+/// Draws the view until the user quits.
 fn run_view(
     terminal: &mut DefaultTerminal,
     layout: &NodeLayout,
@@ -101,6 +102,7 @@ fn take_snapshot(
     Ok(TopSnapshot::new(Instant::now(), &services, &pods, metrics, before))
 }
 
+/// Draws one picture: a line of sums, the services, and a hint or the last error.
 fn draw_view(frame: &mut Frame<'_>, node: &str, now: &TopSnapshot) {
     let [head, body, foot] =
         Areas::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])

@@ -153,6 +153,7 @@ fn trace_connect(node: Option<&str>, to: SocketAddr, args: &TraceArgs) -> Result
     let (pages, client) = find_agent(node, args)?;
     let target = TraceTarget { to, protocol };
     let facts: TraceFacts = pages.get(&format!("/debug/trace?{target}"))?;
+    // Without a kubeconfig, the agent of this machine responds, whatever node is named.
     check_node(PageComponent::Agent, node, &facts.node.name).map_err(CommandError::Usage)?;
     if args.output == Some(FactsFormat::Json) {
         return print_json(&facts);
@@ -176,6 +177,7 @@ fn find_agent(
     let from = args.connect.from.as_deref();
     let pod = from.map(|name| agents.pod_client(&args.scope.namespace, name)).transpose()?;
     let choice = match (&pod, node) {
+        // The pod connects from its own node only.
         (Some(pod), Some(node)) if pod.node != node => {
             let reason = format!("the pod is on node {}, not on {node}: omit --node", pod.node);
             return Err(CommandError::Usage(reason));

@@ -342,6 +342,7 @@ struct RunningComponents {
 }
 
 impl RunningComponents {
+    /// Starts these components as tasks, in the given order.
     fn start(
         layout: &NodeLayout,
         args: &NodeUpArgs,
@@ -417,6 +418,7 @@ impl RunningComponents {
         self.spawn_component("autoscaler", async { Ok(autoscaler::run(config, shutdown).await?) });
     }
 
+    /// Starts the activator with the listeners that were opened on the host.
     fn start_activator(
         &mut self,
         layout: &NodeLayout,
@@ -455,6 +457,7 @@ impl RunningComponents {
         self.spawn_component("activator", async { Ok(activator::run(config, shutdown).await?) });
     }
 
+    /// Starts the agent of the node, which redirects the connects of all its processes.
     fn start_agent(&mut self, layout: &NodeLayout) -> Result<()> {
         let cgroups = CgroupMounts::find()?;
         let config = agent::config::AgentConfig {
@@ -766,7 +769,7 @@ mod tests {
         assert!(open(NodeComponent::Controller).unwrap().gateway_ports.is_empty());
     }
 
-    /// Its connections would all be reset, because no service may have such a port.
+    /// Connections to this port would all be reset, because no service may have such a port.
     #[test]
     fn a_gateway_port_that_no_service_may_have_is_refused() {
         let refused = parse_options(&["--gateway-ports", "5432,20017"]).unwrap_err().to_string();

@@ -94,6 +94,7 @@ fn pod_cells(pod: &Value, is_wide: bool, now: Timestamp) -> Vec<String> {
     let containers =
         pod["status"]["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
     let ready = containers.iter().filter(|container| container["ready"] == true).count();
+    // From the spec: a pod that waits has no status of its containers yet.
     let total = pod["spec"]["containers"].as_array().map_or(containers.len(), Vec::len);
     let restarts: i64 =
         containers.iter().filter_map(|container| container["restartCount"].as_i64()).sum();

@@ -25,11 +25,11 @@ const TRACE_PAGE: &str = "http://127.0.0.1:7104/debug/trace";
 /// Treatment of connects to one frontend.
 #[derive(Debug, PartialEq, Eq)]
 enum ComparedTreatment {
-    /// They go to one of these endpoints. A client keeps its endpoint for this time; 0: it does not.
+    /// Sent to one of these endpoints. A client keeps its endpoint for this time; 0: it does not.
     Endpoints(BTreeSet<SocketAddr>, u32),
-    /// They are refused, or with kube-proxy dropped where a Local policy finds no endpoint on the node.
+    /// Refused, or with kube-proxy dropped where a Local policy finds no endpoint on the node.
     NoEndpoints,
-    /// They go on unchanged.
+    /// Left as the client made them.
     NotServed,
 }
 

@@ -146,7 +146,7 @@ fn frontend_writes(count: u32) -> Vec<MapOp> {
     (0..count).map(write).collect()
 }
 
-/// They are written a thousand at once.
+/// One system call writes about a thousand frontends, so several are needed.
 #[test]
 fn thousands_of_frontends_are_written_and_found() {
     let mut fixture = KernelFixture::new();

@@ -96,7 +96,7 @@ fn a_clock_that_is_set_stops_no_service_from_waking_scaling_and_sleeping() {
     }
 }
 
-/// Their stored state was written by a clock that is ahead of theirs, or behind.
+/// The stored state was written by a clock that is ahead of that of the components, or behind.
 #[test]
 fn components_that_restart_after_the_clock_was_set_lose_no_request() {
     let starts = [

@@ -77,6 +77,7 @@ where
     let state = (Either::Left(streamed), Some(fallback));
     stream::unfold(state, |(mut events, mut fallback)| async move {
         let event = events.next().await?;
+        // The refusal is not passed on: it is answered by the fallback, and no outage.
         if event.as_ref().is_err_and(refuses_streamed_list)
             && let Some(fallback) = fallback.take()
         {
@@ -119,6 +120,7 @@ where
         let next_pause = match &event {
             Err(_) => Some(backoff.next().map_or(max_pause, |it| it.min(max_pause))),
             Ok(event) => {
+                // Not each event proves it: `Init` comes before any request.
                 if proves_recovery(event) {
                     backoff.reset();
                 }

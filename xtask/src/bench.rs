@@ -321,6 +321,7 @@ fn build_cluster_context(
 ) -> Result<ClusterBenchContext> {
     setup::prepare(&[SetupPurpose::Build, SetupPurpose::Kernel, SetupPurpose::Cluster], args.yes)?;
     let prepared = args.rouse.clone().zip(args.prepared.clone());
+    // Prepared programs are in images already.
     if prepared.is_none() {
         image::write_layouts(workspace, &["hello", "rouse"], &workspace.target.join("images"))?;
     }

@@ -217,6 +217,7 @@ fn forward_port(paths: &ClusterPaths, address: SocketAddr, port: u16) -> Result<
     Err(error).context("cannot start nsenter")
 }
 
+/// Replaces this process by a command in the namespaces of a node, or in the network namespace of the cluster.
 fn run_inside(paths: &ClusterPaths, node: Option<u8>, command: &[OsString]) -> Result<()> {
     let (enter, folders) = with_existing_cluster(paths, |starter| {
         let enter = match node {

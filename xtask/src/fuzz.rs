@@ -33,6 +33,7 @@ pub(crate) fn run(args: &FuzzArgs) -> Result<()> {
         Some(target) if targets.contains(target) => vec![target.clone()],
         Some(target) => bail!("there is no target {target}; there are {}", targets.join(", ")),
     };
+    // Only after the target is checked: a first build takes minutes.
     let cargo_fuzz = cargo_fuzz()?;
     for target in chosen {
         run_target(&target, args.seconds, &folder, &workspace.target, &cargo_fuzz)?;
@@ -54,6 +55,7 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
     Ok(targets)
 }
 
+/// Runs one target for a time, from the inputs of the corpus on.
 fn run_target(
     target: &str,
     seconds: u32,

@@ -105,6 +105,7 @@ fn write_dynamic(name: &str, program_name: &str, program: &Path, folder: &Path) 
     sh::run(Command::new("strip").arg("-o").arg(&stripped).arg(program))?;
     let bytes = fs::read(&stripped)?;
     fs::remove_file(&stripped)?;
+    // The image has nothing else in it, so each library must be there under the same path.
     let listed = sh::capture(Command::new("ldd").arg(program))?;
     let libraries = listed.lines().filter_map(library).map(|path| {
         let bytes = fs::read(path).with_context(|| format!("cannot read {path}"))?;

@@ -81,6 +81,7 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<()> {
     report_outcomes(&run_kernels(args)?, args.json.as_deref())
 }
 
+/// Builds the tests and their servers, and returns the outcome of each chosen kernel.
 fn run_kernels(args: &KernelsArgs) -> Result<Vec<KernelOutcome>> {
     if env::consts::ARCH != "x86_64" {
         bail!("the virtual machines are x86-64's, and this machine's programs are not");
@@ -149,6 +150,7 @@ struct KernelRunner<'a> {
 }
 
 impl KernelRunner<'_> {
+    /// Boots one kernel, runs the tests that it supports, and returns what its console has reported.
     fn run_on(&self, kernel: &'static SupportedKernel) -> Result<KernelOutcome> {
         println!("\n== Linux {} ==", kernel.name);
         let fetched = debian::fetch(kernel, &self.mirrors)?;
@@ -175,6 +177,7 @@ impl KernelRunner<'_> {
         let (started, mut results) = (Instant::now(), JobResults::default());
         machine.run(|line| {
             println!("{:>6} | {}", kernel.name, line.trim_end());
+            // Read from the console: a machine that hangs still leaves the results before.
             results.parse_line(line);
         })?;
         let run_output = KernelRunOutput {

@@ -87,6 +87,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<()> {
     LocalSet::new().block_on(&runtime, send_all(args))
 }
 
+/// Starts the workers, and writes their records to stdout until the last worker ends.
 async fn send_all(args: &LoadArgs) -> Result<()> {
     let started = Instant::now();
     let (records_tx, mut records_rx) = mpsc::channel::<LoadRecord>(4096);

@@ -229,6 +229,7 @@ fn try_request(addr: SocketAddr, started: Instant) -> Result<(String, Duration)>
     Ok((head, first_byte))
 }
 
+/// Measures requests over open connections for a time.
 async fn measure_warm(
     addr: SocketAddr,
     connections: usize,
@@ -317,6 +318,7 @@ pub(crate) fn cpu_us() -> f64 {
         line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
     // user, nice, system, idle, iowait, irq, softirq, …: all but idle and iowait. Steal is time of other machines.
     let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|&index| ticks.get(index)).sum();
+    // USER_HZ is 100, so a tick is 10 ms.
     busy * 10_000.0
 }
 

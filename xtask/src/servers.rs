@@ -95,6 +95,7 @@ fn digest(sources: &Path) -> Result<String> {
     hash.update(format!("{BUILD_PROCEDURE} {}\n", std::env::consts::ARCH));
     for file in FILES {
         let text = fs::read(sources.join(file)).with_context(|| format!("no {SOURCES}/{file}"))?;
+        // With the length, so that no text can pass for the next file's.
         hash.update(format!("{file} {}\n", text.len()));
         hash.update(text);
     }

@@ -233,6 +233,7 @@ fn create_builder(
     args: &TestArgs,
     workspace: CargoWorkspace,
 ) -> Result<TestBuilder> {
+    // These tiers run without root, on machines that may lack the toolchain for eBPF.
     if tiers.iter().all(|tier| matches!(tier, TestTier::Pure | TestTier::Shell)) {
         return Ok(TestBuilder::without_ebpf(workspace));
     }
@@ -258,6 +259,7 @@ fn run_repeatedly(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
     Ok(outcome)
 }
 
+/// Runs the tests of one tier.
 fn run_tier(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Result<TierOutcome> {
     let workspace = &builder.workspace;
     match tier {

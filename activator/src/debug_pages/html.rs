@@ -115,6 +115,7 @@ fn write_hosts(page: &mut HtmlPage, facts: &RoutesFacts) {
     page.table(header, facts.hosts.iter().map(host_row));
 }
 
+/// Returns the cells of a host: its service and Revisions, its certificate, and the policies of its requests.
 fn host_row(host: &HostRouteFacts) -> [String; 7] {
     let targets: Vec<String> =
         host.targets.iter().map(|it| format!("{} {} %", it.revision, it.percent)).collect();
@@ -147,6 +148,7 @@ fn host_row(host: &HostRouteFacts) -> [String; 7] {
     ]
 }
 
+/// Writes the table of Revisions, with their pods and their requests at this activator.
 fn write_revisions(page: &mut HtmlPage, revisions: &[RevisionFacts]) {
     let rows = revisions.iter().map(|it| {
         let protocol = it.protocol.clone().unwrap_or_default();
@@ -207,6 +209,7 @@ fn pod_row(revision: &str, pod: &RoutedPodFacts) -> [String; 8] {
     ]
 }
 
+/// Writes the open connections by kind, and the settings for requests from outside.
 fn write_connections_and_policy(page: &mut HtmlPage, facts: &RoutesFacts) {
     let connections = &facts.connections;
     page.heading("Client connections");

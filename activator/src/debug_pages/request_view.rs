@@ -158,6 +158,7 @@ impl RequestSnapshot<'_> {
         }
     }
 
+    /// Returns the outcome of the request as a client would see it, with the reason.
     fn result(&self) -> RequestResult {
         if let Some(reason) = self.handshake_failure() {
             // Nothing of the request arrives then.
@@ -210,6 +211,7 @@ impl RequestSnapshot<'_> {
                  for {host:?}, and no default is presented"
             ));
         }
+        // Optional certificates of clients make no difference: without the authorities no client is accepted.
         self.lacks_client_ca.then(|| {
             format!(
                 "the handshake of TLS fails with the alert internal_error: the client CA of \
@@ -226,6 +228,7 @@ impl RequestSnapshot<'_> {
         if matched.is_none() && !is_unknown {
             return Vec::new();
         }
+        // Headers of a trusted ingress choose before any rule is tried.
         if let Some(chosen) = matched.filter(|it| matches!(it, MatchRule::ChosenRevision(_))) {
             return vec![RuleFacts { rule: rule_text(chosen), is_match: true }];
         }
@@ -241,6 +244,7 @@ impl RequestSnapshot<'_> {
         tried
     }
 
+    /// Returns what else happens to the request on its way to a pod: rewrites, checks, and other paths.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         // All notes are about the way to a pod, which a refused request has not.
@@ -336,6 +340,7 @@ fn rule_text(rule: &MatchRule) -> String {
     }
 }
 
+/// Returns the rule by which the service of a request was found, as a sentence.
 fn found_reason(found: &FoundService) -> String {
     let service = &found.service_match.service.name;
     if let Some(picked) = &found.service_match.picked_backend {
@@ -394,6 +399,7 @@ impl TargetSnapshot {
         let queue_full = ProxyRequestError::QueueFull;
         let (failure, pod) = match &self.check {
             Err(failure) => (Some(failure), None),
+            // A full wait queue matters only to a request that would have to wait.
             Ok(_) if self.is_full() => (Some(&queue_full), None),
             Ok(_) => (None, self.revision.next_pod_facts(&self.table)),
         };
@@ -416,6 +422,7 @@ impl TargetSnapshot {
         self.revision.next.is_none() && !self.revision.has_room
     }
 
+    /// Returns the choice of the pod as a sentence: the pods among which it was made, and the rule.
     fn pod_reason(&self, pod: &RoutedPodFacts) -> String {
         let rank = self.next_rank();
         let count = self.count_candidates(rank);
@@ -465,6 +472,7 @@ impl TargetSnapshot {
         let [open, paused] = [PodQueueState::Open, PodQueueState::Paused]
             .map(|state| self.revision.count_pods(self.service_port, state));
         let all = self.table.len();
+        // The reasons go from the pod to this activator: no pod, none ready, none reached, no free slot.
         match (all, open, paused) {
             (0, ..) => "the Revision has no pod, and the request asks for one".to_owned(),
             (_, 0, 0) => match self.service_port {

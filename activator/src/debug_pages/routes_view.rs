@@ -88,6 +88,7 @@ impl RoutesSnapshot {
         let hosts: Vec<HostRouteFacts> =
             self.hosts.iter().map(|it| it.facts(&self.certificates)).collect();
         let certificates = self.certificate_facts();
+        // The page has bounds for each Revision and for all of them, so that its size is bounded.
         let mut pods_left = MAX_PODS;
         let revisions = self.revisions.iter().map(|(name, (snapshot, table))| {
             let facts = snapshot.facts(name, table, pods_left.min(MAX_SHOWN_PODS));
@@ -120,6 +121,7 @@ impl RoutesSnapshot {
 }
 
 impl HostSnapshot {
+    /// Returns the facts about one host. Only a public host has a certificate and policies.
     fn facts(&self, certificates: &CertificateSnapshot) -> HostRouteFacts {
         let service = &self.service_match.service;
         let targets = service.targets.iter().map(|it| TargetShareFacts {
@@ -130,6 +132,7 @@ impl HostSnapshot {
             Some(TagRouting::ChooseTag(tags)) => tags.iter().map(|it| it.name.clone()).collect(),
             Some(TagRouting::ServeTag(_)) | None => Vec::new(),
         };
+        // Clients from inside the cluster get another certificate, by the service's name.
         let certificate =
             self.is_public.then(|| certificates.choice_facts(self.named_secrets(), self.host()));
         HostRouteFacts {

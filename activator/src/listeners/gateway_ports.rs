@@ -23,7 +23,7 @@ use crate::{
 pub struct GatewayPortListeners {
     server: Arc<ClientConnectionServer>,
     forwarder: Arc<RequestForwarder>,
-    /// Addresses of the gateway; none: this activator opens no gateway port.
+    /// Addresses of the gateway. Without any, this activator opens no gateway port.
     addresses: BTreeSet<IpAddr>,
     /// Cancelled once all listeners have to close.
     stop_listeners: CancellationToken,

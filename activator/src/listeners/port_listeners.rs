@@ -66,6 +66,7 @@ impl PortListenerSet {
                     self.failed.remove(&address);
                     changes.opened.push(address);
                 }
+                // A failure is reported when it begins, and not at each call.
                 Err(error) if self.failed.insert(address) => changes.failed.push((address, error)),
                 Err(_) => {}
             }
@@ -88,6 +89,7 @@ impl PortListenerSet {
         address: SocketAddr,
         start: &mut impl FnMut(TcpListener, SocketAddr, Arc<ListenerHandle>),
     ) -> io::Result<()> {
+        // A listener that still drains its queue has the address: it is kept, because a second one cannot be bound.
         let still_open = self.closing.remove(&address).filter(|handle| handle.withdraw_close());
         let handle = match still_open {
             Some(handle) => handle,

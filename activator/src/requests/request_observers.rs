@@ -280,6 +280,7 @@ impl RequestObservation {
         Some(it)
     }
 
+    /// Starts the record of a sampled request: its own span, with the attributes that the head has.
     fn start_trace(
         &self,
         context: SpanContext,
@@ -450,6 +451,7 @@ impl Drop for RequestObservation {
             };
             self.recorder.observe_request(self.row_labels(), figures);
         }
+        // Spans are sent at the end only, because the root span has the status of the response.
         if let Some(trace) = self.trace.take() {
             self.recorder.enqueue_spans(trace.into_spans(self.status, self.revision.as_ref()));
         }

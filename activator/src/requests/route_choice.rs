@@ -346,8 +346,8 @@ pub(crate) fn pick_target(
     chosen.ok_or_else(|| ProxyRequestError::NoRevision(service.name.to_string()))
 }
 
-/// Returns the settings of a Revision, if it may get requests of this client. `None`: the client is not known, and no
-/// policy refuses it.
+/// Returns the settings of a Revision, if it may get requests of this client. Without a known client no policy refuses
+/// them.
 pub(crate) fn check_target(
     target: &TrafficShare,
     entrypoint: Entrypoint,

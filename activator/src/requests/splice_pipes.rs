@@ -58,6 +58,7 @@ impl SplicePipes {
             Some(ends) => ends,
             None if state.open == MAX_PIPES => return None,
             None => {
+                // Non-blocking, since a task must never wait in the kernel.
                 let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
                 state.open += 1;
                 PipeEnds { read, write }

@@ -251,6 +251,7 @@ async fn copy_bytes(
         let count = match from.stream.try_read(&mut buffer) {
             Ok(0) => return Ok(CopyStep::SenderClosed),
             Ok(count) => count,
+            // Ends the step, so that no buffer is held while nothing comes.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(CopyStep::Drained);
             }
@@ -261,6 +262,7 @@ async fn copy_bytes(
         if count == buffer.len() {
             return Ok(CopyStep::HasMore);
         }
+        // `try_read` and `try_write` use no budget of the task, so a busy relay would never let other tasks run.
         consume_budget().await;
     }
 }
@@ -304,6 +306,7 @@ async fn splice_bytes(
                 }
             }
         }
+        // Moves through a pipe use no budget of the task, so a busy relay would never let other tasks run.
         consume_budget().await;
     }
     Ok(CopyStep::Drained)

@@ -137,6 +137,7 @@ async fn copy_to_pod(
         }
         let written = write_all(pod, &buffer[..count], activity).await;
         written.map_err(TcpRelayError::of_pod)?;
+        // If both ends are fast, no wait above would let other tasks run.
         consume_budget().await;
     }
 }
@@ -149,6 +150,7 @@ async fn copy_to_client(
 ) -> HalfResult {
     loop {
         pod.readable().await.map_err(TcpRelayError::of_pod)?;
+        // Allocated only once bytes are there: most connections are idle.
         let mut buffer = vec![0; COPY_BUFFER_BYTES];
         let count = match pod.try_read(&mut buffer) {
             Ok(0) => return Ok(()),

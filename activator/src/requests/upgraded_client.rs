@@ -42,7 +42,7 @@ pub struct UpgradedStream {
 }
 
 impl UpgradedStream {
-    /// Creates it for the stream whose request the present task serves. `None`: the task serves no stream.
+    /// Returns the stream whose request the present task serves; `None`: the task serves no stream.
     pub fn of_current_task(
         client_connection: &Arc<ClientConnection>,
         body: RequestBodyGuard,

@@ -176,6 +176,7 @@ impl ActivatorRevision {
             next: None,
             has_room: true,
         };
+        // A Revision without active state has no queue, so nothing waits and there is room.
         let Some(active) = &state.active else { return snapshot };
         let queue = &active.wait_queue;
         snapshot.waiting = queue.waiting_count();
@@ -348,6 +349,7 @@ impl ActivatorRevision {
             }
             Vec::new()
         });
+        // After the queue has passed the pod over, or it would give it to them again.
         pod.redirect_waiters();
         let uid = pod.uid.to_string();
         self.context
@@ -367,6 +369,7 @@ impl ActivatorRevision {
         self.context.pod_settings.metrics.pods_passed_over.dec();
     }
 
+    /// Handles the end of a request at a pod. The requests that can go to a pod because of it get their permits.
     fn on_request_done(self: &Arc<Self>, pod: &PodEndpoint) {
         let mut state = self.lock_state();
         let Some(active) = state.active.as_mut() else { return };

@@ -100,6 +100,7 @@ impl RevisionSnapshot {
         rows
     }
 
+    /// Returns the facts about one pod: its entry in the table, and its part of the queue if it has one.
     fn row(&self, uid: &str, pod: &PodTableEntry, queued: Option<QueuedPod>) -> RoutedPodFacts {
         let takes_requests = pod.takes_requests(self.limit());
         let state = match (queued.map(|it| it.state), pod.is_ready, takes_requests) {

@@ -356,6 +356,7 @@ impl<W> WaitQueue<W> {
             self.open_pods[at].in_flight -= 1;
             return self.dispatch_waiting(random);
         }
+        // A closed pod is kept only to count the requests that it still has.
         if let Some(in_flight) = self.closed_pods.get_mut(&pod) {
             *in_flight -= 1;
             if *in_flight == 0 {

@@ -29,10 +29,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct GatewayHostRules {
     key: GatewayHostKey,
-    /// Secrets whose certificates the host has for TLS; none: the certificate is chosen by names.
+    /// Secrets whose certificates the host has for TLS. Without any, the certificate is chosen by names.
     certificates: Vec<NamespacedName>,
-    /// Prefixes of all rules, each under its own text. None if each rule has all paths and keeps them, so that no path is
-    /// unclear.
+    /// Prefixes of all rules, each under its own text. Empty if each rule has all paths and keeps them, so that no path
+    /// is unclear.
     prefixes: BTreeMap<SmolStr, SmolStr>,
     rules: Box<[Arc<GatewayRule>]>,
     /// Hosts of DomainMappings. A wildcard is kept as what its hosts end with, as `.example.com`.

@@ -64,19 +64,19 @@ pub struct RouteIndex {
 /// Presence of this activator in the RouteTable: while it is listed, connections are routed here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivatorListing {
-    /// It was never listed, so the table gives no information.
+    /// The table has not listed this activator yet, so it gives no information.
     #[default]
     NotListedYet,
-    /// It is listed now.
+    /// The table lists this activator.
     Listed,
-    /// It was listed, and is not any more.
+    /// The table listed this activator, and does not any more.
     Removed,
 }
 
 /// Rules of a host for handshakes of TLS.
 #[derive(Clone, Debug, Default)]
 pub struct HandshakeRules {
-    /// Secrets whose certificates are for the host; none: the certificate is chosen by names.
+    /// Secrets whose certificates are for the host. Without any, the certificate is chosen by names.
     pub certificates: Vec<NamespacedName>,
     /// Rule for certificates of clients; `None`: clients are asked for none.
     pub client_auth: Option<ClientAuth>,
@@ -208,12 +208,14 @@ impl RouteIndex {
     /// without port. Other hosts have none.
     pub fn handshake_rules(&self, host: &str) -> HandshakeRules {
         let index = self.read();
+        // A host of raw TCP over TLS has a handshake like others, after which its bytes are no HTTP.
         let tcp_service = index.tcp_service_of_host(host, DomainProtocol::TcpOverTls);
         let Some(found) = index.match_host(host) else {
             if let Some(rules) = index.gateway_host(true, host) {
                 let certificates = rules.certificates().to_vec();
                 return HandshakeRules { certificates, client_auth: None, tcp_service: None };
             }
+            // All path rules of a host share one handshake, since the path is not known before its end.
             let (certificate, client_auth) = index.ruled_hosts.handshake_rules(host);
             let certificates = certificate.into_iter().collect();
             return HandshakeRules { certificates, client_auth, tcp_service };
@@ -434,6 +436,7 @@ impl RouteIndex {
                 _ => {}
             }
         }
+        // The request path reads this flag without a lock, and most clusters have no such hosts.
         self.has_gateway_hosts.store(!index.gateway_hosts.is_empty(), Ordering::Relaxed);
         index.plain_services.drop_unused(&self.plain_context);
     }

@@ -36,6 +36,7 @@ pub fn match_rules(
         Entrypoint::External => [Some(MatchRule::Host(host())), None, None],
         Entrypoint::Internal => {
             let host = host();
+            // A name may be that of a service or of a Revision; the service comes first.
             let name = cluster_local_service(&host, cluster_domain);
             [
                 name.clone().map(MatchRule::ServiceName),

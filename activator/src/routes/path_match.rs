@@ -26,7 +26,7 @@ pub struct UnclearPath;
 enum SegmentReading<'a> {
     /// All servers read this text. Characters that need no encoding are decoded (RFC 3986 §6.2.2.2).
     Clear(Cow<'a, str>),
-    /// It is the empty text behind a final `/`.
+    /// The segment is the empty text behind a final `/`.
     End,
     /// Servers may read several segments, or none.
     Unclear,
@@ -114,6 +114,7 @@ fn parameters_at(text: &str) -> Option<usize> {
     })
 }
 
+/// Reads one segment of a path as servers may read it, decoded once or twice.
 fn read_segment(segment: &str, is_last: bool) -> SegmentReading<'_> {
     if segment.is_empty() {
         return if is_last { SegmentReading::End } else { SegmentReading::Unclear };
@@ -165,6 +166,7 @@ fn decode(text: &[u8], is_wanted: impl Fn(u8) -> bool) -> Cow<'_, [u8]> {
     while let Some(&byte) = text.get(at) {
         match encoded_byte(&text[at..]).filter(|it| is_wanted(*it)) {
             Some(byte) => {
+                // The copy begins with the first byte that changes: most paths have none.
                 decoded.get_or_insert_with(|| text[..at].to_vec()).push(byte);
                 at += 3;
             }

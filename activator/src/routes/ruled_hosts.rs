@@ -59,6 +59,7 @@ impl RuledHosts {
             let (host, prefix) = (host_key(&domain.host), rule.prefix.as_str());
             let Some(rules) = self.by_host.get_mut(host) else { continue };
             if let Some(owners) = rules.get_mut(prefix) {
+                // Another mapping may want the same host and prefix, and owns them from now on.
                 owners.0.retain(|it| !Arc::ptr_eq(&it.service, service));
                 if owners.0.is_empty() {
                     rules.remove(prefix);

@@ -209,6 +209,7 @@ impl SlotLedger {
         for (holder, assignments, sequence) in assignments {
             let slots = assignments.iter();
             match holder.and_then(|peer| self.holders.get_mut(&peer)) {
+                // A holder gets its slots by a grant, and the owner itself takes the rest directly.
                 Some(entry) => entry.grant_slots(&assignments, sequence),
                 None => slots.for_each(|(pod, slots)| add_slots(&mut own_slots, pod, *slots)),
             }

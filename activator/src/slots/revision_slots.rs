@@ -243,6 +243,7 @@ impl RevisionSlots {
 
     // --- as owner
 
+    /// Brings the state up to date for the owner: begins or ends its term, and distributes the slots.
     fn reconcile_as_owner(&mut self, random: impl FnOnce() -> u64) {
         // An owner holds nothing of another owner: its requests in flight stay in `in_use`.
         self.holder = SlotHolder::default();
@@ -303,6 +304,7 @@ impl RevisionSlots {
         self.holder = SlotHolder { held: self.in_use.clone(), ..SlotHolder::default() };
     }
 
+    /// Applies a grant of the owner. A grant of another term ends what was held of the term before.
     fn apply_grant(&mut self, owner: &ActivatorName, grant: SlotGrant) {
         let SlotGrant { owner_term, grant_number, held, keep_limit, is_acting } = grant;
         match &mut self.holder.followed_term {
@@ -391,6 +393,7 @@ impl RevisionSlots {
         messages
     }
 
+    /// Returns the claim to send, and its owner. `None` if this activator is the owner, or has nothing to claim.
     fn build_claim(&self) -> Option<(ActivatorName, SlotClaim)> {
         let owner = self.view.owner(&self.revision);
         if *owner == self.view.own_name {
@@ -400,6 +403,7 @@ impl RevisionSlots {
         let (owner_term, applied_grant) =
             followed_term.as_ref().map_or((0, 0), |it| (it.number, it.last_grant));
         let needed = total_slots(held).saturating_add(self.waiting);
+        // An owner that knows nothing of this activator need not hear that it wants nothing.
         if owner_term == 0 && needed == 0 && self.former_grants.is_empty() {
             return None;
         }

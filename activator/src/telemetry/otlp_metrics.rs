@@ -84,6 +84,7 @@ pub fn resource_metrics(
     }
 }
 
+/// Returns a histogram with a data point for each row, as sums since `start_ns`.
 fn histogram_metric(
     [name, description, unit]: [&str; 3],
     rows: &RequestRows,
@@ -118,6 +119,7 @@ fn histogram_metric(
     }
 }
 
+/// Returns a gauge with a data point for each Revision.
 fn gauge_metric(
     name: &str,
     gauges: &[RevisionGauges],

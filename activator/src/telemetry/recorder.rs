@@ -124,6 +124,7 @@ impl TelemetryRecorder {
     /// Sets the settings for requests that arrive from now on.
     fn apply_settings(self: &Arc<Self>, next: &TelemetrySettings) {
         let is_on = *next != TelemetrySettings::default();
+        // Without the tasks, the queue would fill up and never be read.
         if is_on && !self.start_tasks() {
             return;
         }
@@ -142,6 +143,7 @@ impl TelemetryRecorder {
         let threshold = next.traces.as_ref().map_or(0, |it| it.sampling.threshold());
         self.sampling_threshold.store(threshold, Ordering::Relaxed);
         self.records_metrics.store(next.metrics.is_some(), Ordering::Relaxed);
+        // Last, so that a request which finds telemetry on also finds its settings.
         self.is_on.store(is_on, Ordering::Release);
     }
 
@@ -163,6 +165,7 @@ impl TelemetryRecorder {
             runtime.spawn(export_spans(queued, settings, self.resource.clone(), exporter));
             let exporter = SignalExporter::new("metrics", self.metric_messages.clone());
             let settings = self.settings.subscribe();
+            // A weak reference, or the task would keep the recorder alive forever.
             runtime.spawn(export_metrics(Arc::downgrade(self), settings, exporter));
         }
         true
@@ -286,6 +289,7 @@ impl SignalExporter {
         };
         self.counters.exported.inc_by(count - lost);
         self.counters.dropped.inc_by(lost);
+        // Only changes are logged: a collector that is away would add a line for each message.
         if std::mem::replace(&mut self.collector_state, state) == state {
             return;
         }
@@ -382,6 +386,7 @@ async fn collect_batch(
             QueueItem::Spans(more, _) => spans.extend(more),
             QueueItem::Flush(done) => flushed.push(done),
         }
+        // A flush waits for its answer, so it ends the batch without the delay.
         if spans.len() >= MAX_BATCH_SPANS || !flushed.is_empty() {
             break;
         }
@@ -404,6 +409,7 @@ async fn export_metrics(
     let mut due: Option<(RequestMetricsSettings, Instant)> = None;
     loop {
         let metrics = settings.borrow_and_update().metrics.clone();
+        // An interval that has begun goes on only with its own settings.
         let begun = due.take().filter(|(of, _)| metrics.as_ref() == Some(of));
         let Some(RequestMetricsSettings { collector: Some(collector), interval }) = metrics else {
             match settings.changed().await {

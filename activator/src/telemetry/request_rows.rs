@@ -176,6 +176,7 @@ impl RequestRows {
             return false;
         };
         if now_s.saturating_sub(last_used_s) < MIN_UNUSED_S {
+            // The search reads all rows, so it takes place once a second at most.
             self.next_search_s = now_s + 1;
             return false;
         }

@@ -94,6 +94,7 @@ impl CertificateFiles {
         for PairLook { pair, .. } in pairs {
             match read_pair(&pair) {
                 Ok(certificate) => all.push(certificate),
+                // One broken file must not keep the certificates of other hosts from being served.
                 Err(error) => warn_of_fault(&pair.certificate, &error, false),
             }
         }
@@ -145,6 +146,7 @@ impl CertificateFiles {
         for (place, pair) in to_read {
             match read_pair(&pair) {
                 Ok(read) => watched.record_read(&place, read.material),
+                // A fault is logged when it is first found, and not at each look.
                 Err(error) if watched.record_fault(&place) => {
                     warn_of_fault(&pair.certificate, &error, watched.keeps_certificate(&place));
                 }

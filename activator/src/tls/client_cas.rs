@@ -90,6 +90,7 @@ impl ClientCas {
 
     fn offer(&self, name: &NamespacedName, material: &Arc<ClientCaMaterial>) {
         let before = self.get(name);
+        // Unchanged authorities keep the settings of handshakes that were made from them.
         if before.as_ref().is_some_and(|it| it.material == *material) {
             return;
         }
@@ -99,6 +100,7 @@ impl ClientCas {
                 self.write().insert(name.clone(), Arc::new(next));
             }
             Err(fault) => {
+                // The last usable authorities stay in force: without any, no client would be accepted.
                 warn!(client_ca = %name, %fault, kept = before.is_some(), "client CA cannot be used");
             }
         }

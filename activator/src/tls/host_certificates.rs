@@ -97,6 +97,7 @@ impl HostCertificates {
     /// Sets the versions and ciphers of handshakes that begin from now on, and if clients may get the default
     /// certificate. Equal settings change nothing.
     pub fn set_tls(&self, EdgeSettings { tls, is_sni_strict, .. }: &EdgeSettings) {
+        // Compared under the lock for reading, because each batch of the RouteTable comes here and few change anything.
         let (is_changed, has_other_protocols) = {
             let held = self.read();
             (held.is_sni_strict != *is_sni_strict, held.tls != *tls)
@@ -175,6 +176,7 @@ impl HostCertificates {
         candidates.choose(host, |it| is_usable(it)).cloned()
     }
 
+    /// Applies the certificates and settings of a batch. Other batches end at once, without the lock.
     fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
         let settings = batch.changes.get(&RouteKey::Settings);
         let certificates = certificate_changes(batch);
@@ -351,6 +353,7 @@ impl HeldCertificates {
             }
             after.extend(held.map(|it| (path, it)));
         }
+        // Files that the new list lacks are gone, with their certificates.
         for (path, _) in mem::replace(&mut self.files, after) {
             if self.file(&path).is_none() {
                 log_removed(CertificateSource::File(&path));

@@ -420,7 +420,7 @@ async fn a_persistent_connection_of_http_gets_an_error_once_its_service_takes_ra
     assert_eq!(read_until(&mut pod, "\r\n\r\n").await, GET);
 }
 
-/// Their clients would take bytes of HTTP for those of their server.
+/// Clients of such a service would take bytes of HTTP for those of their server.
 #[tokio::test]
 async fn a_connection_of_no_known_protocol_is_reset_unless_it_brings_http() {
     let mut fixture = tcp_fixture().await;

@@ -298,7 +298,7 @@ async fn a_wait_and_a_failure_are_in_the_spans() {
     }
 }
 
-/// They have copies of what the client has sent.
+/// The spans have copies of what the client has sent, which count as bytes of its requests.
 #[tokio::test]
 async fn the_spans_of_a_waiting_request_count_for_its_client() {
     let mut fixture = ActivatorFixture::new().await;

@@ -33,6 +33,7 @@ impl Agent {
                     is_unanswered: maps.is_unanswered(backend, now_ns),
                 };
                 let mut facts = planner.trace(&target, usage);
+                // The planner does not know these: the kernel's maps hold them.
                 facts.set_exceptions(
                     maps.control_word(abi::CONTROL_KERNEL_THREADS_LEFT) != 0,
                     maps.control_word(abi::CONTROL_MESHED_NETNS),

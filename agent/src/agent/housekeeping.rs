@@ -65,6 +65,7 @@ impl Agent {
         metrics.unanswered.set(gauge(abi::CONTROL_UNANSWERED));
         metrics.listeners_beyond.set(gauge(abi::CONTROL_LISTEN_OVER_QUOTA));
         metrics.listeners_unseen.set(gauge(abi::CONTROL_LISTEN_FULL));
+        // Only those since the last clean-up count: it may have made room for others.
         let unseen = maps
             .control_word(abi::CONTROL_LISTEN_FULL)
             .wrapping_sub(self.housekeeping.listen_full_seen);
@@ -141,6 +142,7 @@ impl Agent {
                 self.handles.maps.delete_listener(key.netns_cookie, port)?;
             }
         }
+        // After the deletions: the counts bound the listeners that a namespace may open from now on.
         self.handles.maps.write_listener_counts()
     }
 

@@ -34,6 +34,7 @@ impl Agent {
         let frontends: Vec<Vec<FrontendKey>> =
             uids.iter().map(|uid| table.frontends_of_pod(uid)).collect();
         let wanted = frontends.iter().flatten().copied().collect();
+        // One pass over the connect records serves all these pods.
         let connected = self.connected_frontends(wanted);
         for (uid, frontends) in uids.iter().zip(frontends) {
             let has_clients = frontends.iter().any(|it| connected.contains(it));

@@ -54,6 +54,7 @@ pub(super) fn fill_empty_maps(
             maps.apply(&ops)?;
             info!(writes = ops.len(), "maps filled from the bootstrap file");
         }
+        // The agent starts all the same: the maps are filled once the sources are known.
         Err(error) => warn!(%error, "the lists of the bootstrap file do not fit"),
     }
     maps.read_routes()

@@ -143,12 +143,15 @@ impl GaugeAudit {
     ) -> AuditVerdict {
         let Some(pod) = self.pods.get_mut(uid) else { return AuditVerdict::default() };
         pod.scanned_ns = now_ns;
+        // Set before the result is judged, so that a pod whose scans fail is not scanned more often than others.
         pod.next_scan_ns = now_ns + nanos(SCAN_PERIOD);
         // A failed scan ends the series: nothing is known of the time in between.
         let Some(scan) = scan else {
             pod.suspects = Default::default();
             return AuditVerdict::default();
         };
+        // A connection may just have been opened at the first scan that finds it; at two in a row it is really
+        // uncounted.
         pod.still_uncounted = scan.uncounted.intersection(&pod.uncounted).count();
         pod.uncounted.clone_from(&scan.uncounted);
         let differences = scan.differences();
@@ -161,6 +164,7 @@ impl GaugeAudit {
                 judge_difference(&mut pod.suspects[at], difference.unwrap_or_default());
         }
         let has_suspect = pod.suspects.iter().any(|(_, times)| *times > 0);
+        // A suspect is scanned soon again. After a long scan the pause is longer, which bounds the share of CPU time.
         let pause = if has_suspect { RESCAN_PAUSE } else { SCAN_PERIOD };
         pod.next_scan_ns =
             now_ns + nanos(pause.max(scan.cpu_time.saturating_mul(CPU_BUDGET_DIVISOR)));

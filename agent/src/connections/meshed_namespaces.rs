@@ -32,7 +32,7 @@ struct NamespaceIdentity {
 struct SeenNamespace {
     first_look: Instant,
     next_look: Instant,
-    /// Its cookie, if it is meshed.
+    /// Cookie of the namespace, if it is meshed.
     meshed_cookie: Option<u64>,
 }
 

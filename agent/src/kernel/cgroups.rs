@@ -67,6 +67,7 @@ fn unescape(text: &str) -> String {
                 out.push_str(&part[3..]);
             }
             None => {
+                // This is no escape: the backslash stands for itself.
                 out.push('\\');
                 out.push_str(part);
             }
@@ -144,6 +145,7 @@ pub fn choose_pods_cgroup(
         && let Some(own_candidate) =
             candidates.iter().find(|candidate| own_cgroup.starts_with(candidate))
     {
+        // With nodes in containers, a machine has a directory of each, and the agent runs below that of its own node.
         return Ok(own_candidate.clone());
     }
     match candidates {

@@ -281,6 +281,7 @@ impl KernelMaps {
         Ok(())
     }
 
+    /// Writes one step of a plan. The order of the steps is that of the plan.
     fn write_op(&mut self, op: &MapOp) -> Result<(), KernelMapError> {
         match op {
             MapOp::Backend { id, backend } => self.write_backend(*id, backend),
@@ -473,6 +474,7 @@ impl KernelMaps {
                 .entry(key.map_err(|e| read_error(maps::LISTEN, e))?.netns_cookie)
                 .or_default() += 1;
         }
+        // Collected first: the kernel begins a walk again whose current key has been deleted.
         let keys: Vec<_> = self.listeners.iter().filter_map(Result::ok).collect();
         for (cookie, _) in keys.iter().filter(|(cookie, _)| !counts.contains_key(cookie)) {
             self.set_listener_count(*cookie, None)?;

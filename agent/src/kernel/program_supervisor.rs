@@ -96,6 +96,7 @@ async fn wait_for_cgroups(config: &AgentConfig, not_ready: &NotReadyReasons) -> 
             }
             Err(missing) => missing,
         };
+        // A reason is logged when it appears, and not at each attempt.
         if logged.as_ref() != Some(&missing) {
             info!(reason = missing, "waiting for cgroups");
             not_ready.set("kernel", Some(missing.clone()));

@@ -415,6 +415,7 @@ impl EbpfPrograms {
         for (name, attach_type, cgroup) in programs {
             let path = self.cgroup_path(cgroup);
             let folder = open_folder(path)?;
+            // Replaced in place where a link exists, so that no connect comes to a cgroup without the program.
             if self.try_replace(name, path, &folder)? {
                 debug!(program = name, "program replaced in place");
             } else {

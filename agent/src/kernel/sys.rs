@@ -222,6 +222,7 @@ pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
         link: link.as_raw_fd() as u32,
         program: program.as_raw_fd() as u32,
         flags: 0,
+        // Must be 0 without the flag `BPF_F_REPLACE`, which would demand a certain old program.
         old_program: 0,
     };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)

@@ -68,6 +68,7 @@ fn has_nat_table(path: &str) -> io::Result<bool> {
     }
 }
 
+/// Returns true if the network namespace of this thread has a chain of type nat.
 fn has_nat_chain() -> io::Result<bool> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
@@ -110,6 +111,7 @@ enum ChainDumpState {
     Nat,
 }
 
+/// Reads one datagram of the dump, up to the first chain of type nat or the end of the dump.
 fn read_datagram(mut bytes: &[u8]) -> ChainDumpState {
     while let (Some(length), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
         let length = length as usize;

@@ -65,12 +65,12 @@ impl DiagConnection {
 
     /// Returns the other end as a plain address: an IPv4 peer of an IPv6 socket is listed as `::ffff:a.b.c.d`.
     pub fn canonical_peer(&self) -> SocketAddr {
-        canonical(self.peer)
+        unmap_ipv4(self.peer)
     }
 
     /// Returns this end as a plain address.
     pub fn canonical_local(&self) -> SocketAddr {
-        canonical(self.local)
+        unmap_ipv4(self.local)
     }
 
     /// Returns the identity of this socket, for requests about it alone.
@@ -113,7 +113,7 @@ impl SockDiag {
         let mut listeners = Vec::new();
         self.dump_sockets(StateFlags::LISTEN, ExtensionFlags::empty(), |socket| {
             let v6_only = socket.nlas.iter().any(|it| matches!(it, Nla::SkV6Only(true)));
-            listeners.push((local(&socket.header.socket_id), v6_only));
+            listeners.push((source_address(&socket.header.socket_id), v6_only));
         })?;
         listeners.sort_unstable();
         listeners.dedup();
@@ -245,7 +245,7 @@ impl SockDiag {
 fn connection(socket: &InetResponse, protocol: u8) -> DiagConnection {
     let id = socket.header.socket_id.clone();
     DiagConnection {
-        local: local(&id),
+        local: source_address(&id),
         peer: SocketAddr::new(id.destination_address, id.destination_port),
         activity: tcp_activity(socket),
         cgroup_id: socket_storage::cgroup_id(socket),
@@ -273,12 +273,12 @@ fn request(
     InetRequest { family, protocol: IPPROTO_TCP, extensions, states, socket_id }
 }
 
-fn local(id: &SocketId) -> SocketAddr {
+fn source_address(id: &SocketId) -> SocketAddr {
     SocketAddr::new(id.source_address, id.source_port)
 }
 
 /// Returns an IPv4 address that is mapped into IPv6 as a plain one.
-fn canonical(at: SocketAddr) -> SocketAddr {
+fn unmap_ipv4(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 

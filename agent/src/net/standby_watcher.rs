@@ -190,6 +190,7 @@ impl StandbyWatcher {
         self.step(&uid, event);
     }
 
+    /// Passes an event to the watch of a pod, and carries out its actions.
     fn step(&mut self, uid: &str, event: StandbyWatchEvent) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         let actions = pod.watch.step(Instant::now(), event);

@@ -295,6 +295,7 @@ fn check_ipvs_interface(kube_proxy: &KubeProxyFacts) -> Option<CheckLine> {
     })
 }
 
+/// Judges what the agent of the node knows: its mode, its not-ready reasons, DNS and the canaries.
 fn check_agent(agent: &AgentFacts) -> Vec<CheckLine> {
     let mode = match agent.clusterip {
         ClusterIpMode::Off => "off: only Rouse's own services",

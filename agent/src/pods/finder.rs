@@ -167,6 +167,7 @@ fn inotify_error(error: nix::Error) -> io::Error {
     }
 }
 
+/// Runs the search for pods until the commands end. An error ends it: without inotify, pods would be missed.
 async fn run(
     config: FinderConfig,
     inotify: Inotify,
@@ -191,6 +192,7 @@ async fn run(
                 None => return Ok(()),
             },
             ready = finder.inotify.readable() => {
+                // Cleared before the events are read: one that comes during the read sets the readiness again.
                 ready?.clear_ready();
                 finder.handle_inotify().await?;
             }
@@ -322,6 +324,7 @@ impl PodFinder {
         }
     }
 
+    /// Handles a command of the agent's loop. Results come as events, or by the channel that a command has.
     async fn handle_command(&mut self, command: FinderCommand) {
         match command {
             FinderCommand::Find(uid) => self.find(uid, PodServerRule::Reserved).await,
@@ -429,6 +432,7 @@ impl PodFinder {
         }
     }
 
+    /// Handles an event of a directory of cgroups, of the folder of namespaces, or of a pod's `cgroup.events`.
     async fn handle_inotify_event(&mut self, event: InotifyEvent) {
         // After an overflow events are lost: list everything, and search for all that is missing.
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
@@ -597,6 +601,7 @@ impl PodFinder {
         }
     }
 
+    /// Opens the namespace of a pod: by its name in the folder of namespaces, else by one of its processes.
     fn open_namespace(&self, uid: &str) -> Result<NetworkNamespace, MissingNamespace> {
         let mut missing = MissingNamespace::NoProcess;
         if let Some(path) = self.config.namespaces.as_ref().map(|dir| dir.join(uid)) {

@@ -193,6 +193,7 @@ impl ReadinessMachine {
     }
 
     fn record_result(&mut self, result: Result<(), String>) {
+        // As in the kubelet, only results in a row count. Between the two thresholds the pod stays what it was.
         match result {
             Ok(()) => {
                 self.streak =

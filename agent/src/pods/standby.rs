@@ -94,6 +94,7 @@ impl StandbyMachine {
     /// Handles one event. Returns the actions to perform, a thaw first.
     pub fn step(&mut self, now: Instant, event: StandbyEvent) -> Vec<StandbyAction> {
         let mut out = Vec::new();
+        // The pod was thawed for the time without an agent, and no later event may freeze it.
         if self.is_shut_down {
             return out;
         }
@@ -178,6 +179,7 @@ impl StandbyMachine {
         }
     }
 
+    /// Handles a reading of what uses the pod. Only readings after the arming lead to a freeze.
     fn handle_usage(&mut self, now: Instant, usage: StandbyUsage, out: &mut Vec<StandbyAction>) {
         self.new_connections.observe(now, usage.unused_connections);
         let Some(order) = self.order.filter(|_| self.may_freeze()) else { return };

@@ -53,6 +53,7 @@ pub(crate) async fn read_standby_facts(
     }
 }
 
+/// Reads the facts in the calling thread, which may block on the file system and on netlink.
 fn read_facts(
     cgroup: PathBuf,
     namespace: &NetworkNamespace,

@@ -233,6 +233,7 @@ impl PodTracker {
         }
     }
 
+    /// Handles a pod of the RouteTable that is new or has changed.
     fn handle_route_update(
         &mut self,
         now: Instant,
@@ -250,6 +251,7 @@ impl PodTracker {
         self.pods.insert(tracked.pod.uid.clone(), tracked);
     }
 
+    /// Passes a reading of the maps to the pod, and forgets a removed pod that has no requests left.
     fn handle_kernel_state(
         &mut self,
         now: Instant,
@@ -348,6 +350,7 @@ impl TrackedPod {
         }
     }
 
+    /// Handles a change of the pod's entry in the RouteTable.
     fn handle_route_update(
         &mut self,
         now: Instant,
@@ -419,6 +422,7 @@ impl TrackedPod {
         self.next_inspection = Some(now + if late { LATE_INSPECT_PERIOD } else { INSPECT_PERIOD });
     }
 
+    /// Handles a reading of the pod's entries in the maps: listeners that have opened or closed, and counts.
     fn handle_kernel_state(
         &mut self,
         now: Instant,

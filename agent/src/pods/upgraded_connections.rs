@@ -55,6 +55,7 @@ impl UpgradedCounts {
     }
 }
 
+/// Counts the upgraded connections of a pod in its namespace. The count comes as an event; a failed one does not.
 async fn count_upgraded(
     uid: String,
     cookie: u64,

@@ -85,6 +85,7 @@ impl ApiServerClient {
                 Err(error) => Err(error),
             };
             let failure = match &result {
+                // A server that has lost its etcd still responds, and another one may do better.
                 Ok(response) if response.status().is_server_error() => {
                     Some(format!("status {}", response.status()))
                 }

@@ -165,6 +165,7 @@ impl BootstrapFile {
         timeout(RETRY_INTERVAL, sources.changed()).await.is_ok_and(|changed| changed.is_err())
     }
 
+    /// Writes the file if its content has changed. A failed write is tried again later, and logged once.
     async fn write_if_changed(&mut self) {
         if self.written == self.document {
             return;

@@ -101,7 +101,7 @@ pub enum ClusterWatchError {
 }
 
 /// Makes the client of the API servers: the given ones, the learnt ones that an earlier agent remembered, and those that
-/// [`ApiServerClient::set_learnt`] names later. Without Services to serve, none.
+/// [`ApiServerClient::set_learnt`] names later. Returns `None` without Services to serve.
 pub(crate) async fn make_client(
     settings: &AgentConfig,
     learnt: &BTreeSet<SocketAddr>,
@@ -111,6 +111,7 @@ pub(crate) async fn make_client(
     }
     let mut config = kube::Config::infer().await.map_err(ClusterWatchError::Config)?;
     watches::bound_silence(&mut config);
+    // Each node begins with another server, which spreads the watches of all nodes.
     let offset = node_number(&settings.node) as usize;
     let mut rotation = ApiServerRotation::new(&settings.apiservers, offset);
     rotation.set_learnt(learnt);
@@ -143,6 +144,7 @@ pub(crate) fn start(
     ];
     let shutdown = shutdown.clone();
     tasks.spawn(async move {
+        // An abort loses nothing: the watches only read, and the maps keep what was observed.
         shutdown.cancelled().await;
         all.iter().for_each(tokio::task::JoinHandle::abort);
     });
@@ -305,6 +307,7 @@ async fn watch<K: Observed + 'static>(client: Client, config: Config, sink: Obse
                 object.observe_deleted()
             }
             Ok(Event::InitDone) => {
+                // No event tells that the only object of a kind was deleted while the watch was broken.
                 if is_list_empty {
                     K::observe_empty_list(&sink.health);
                 }
@@ -314,6 +317,7 @@ async fn watch<K: Observed + 'static>(client: Client, config: Config, sink: Obse
                 if outage_change == Some(OutageChange::Began) {
                     warn!(kind, error = %error_chain(&error), "watch broke and is begun again");
                 }
+                // The stream of events begins the watch again by itself, after a pause.
                 continue;
             }
         };

@@ -72,6 +72,7 @@ async fn remove_routes(not_ready: NotReadyReasons) {
     }
 }
 
+/// Keeps the routes of all ranges up to date, once the programs are in force. It never ends.
 async fn follow_ranges(
     mut ranges: ServiceRanges,
     client: Option<Client>,

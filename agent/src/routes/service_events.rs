@@ -82,6 +82,7 @@ impl ServiceEventLimiter {
         reason: ServiceEventReason,
     ) -> bool {
         self.refill(now);
+        // Entries that no longer matter go here, which bounds the memory by the rate and the period.
         self.admitted.retain(|_, at| now.saturating_duration_since(*at) < REPEAT_PERIOD);
         let key = (service.clone(), reason);
         if self.admitted.contains_key(&key) {

@@ -13,7 +13,7 @@ use smol_str::SmolStr;
 pub(crate) enum ServiceRangeChange {
     /// A list of all objects begins.
     ListBegun,
-    /// Ranges of an object; none if it is gone.
+    /// Ranges of an object. The set is empty if the object is gone.
     Object(SmolStr, BTreeSet<IpNet>),
     /// The list is complete: objects that it does not name do not exist.
     ListCompleted,
@@ -59,6 +59,7 @@ impl ServiceRanges {
             }
             ServiceRangeChange::ListCompleted => {
                 if let Some(named) = self.list.take() {
+                    // Objects that a whole list does not name were deleted while the watch was broken.
                     self.objects.retain(|name, _| named.contains(name));
                     self.is_listed = true;
                 }

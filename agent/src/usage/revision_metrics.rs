@@ -65,6 +65,7 @@ fn encode_durations(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> f
     histogram(out, "rouse_agent_request_duration_seconds", help, &LATENCY_BOUNDS_US, all)
 }
 
+/// Encodes what is counted of requests and responses, and the requests in flight.
 fn encode_requests(out: &mut DescriptorEncoder<'_>, all: &[LabeledTotals]) -> fmt::Result {
     counter(out, "rouse_agent_requests", "Requests begun at pods", all, |totals| {
         totals.row.started
@@ -123,6 +124,7 @@ fn histogram(
         let buckets = merge_buckets(&latency, bounds_us);
         let count = latency.iter().sum();
         let mut metric = family.encode_family(labels)?;
+        // Prometheus has times in seconds.
         metric.encode_histogram::<[RevisionMetricLabel; 0]>(
             latency_sum_ns as f64 / 1e9,
             count,

@@ -157,6 +157,7 @@ impl RevisionTotals {
     /// Returns the Revisions to export, each with its owners.
     pub(crate) fn exported(&self) -> Vec<(NamespacedName, [Box<str>; 2], ExportedTotals)> {
         let mut all: BTreeMap<&NamespacedName, ExportedTotals> = BTreeMap::new();
+        // Pods that are gone stay in the sums, because counters must not decrease.
         for (name, gone_total) in &self.gone_totals {
             all.insert(name, ExportedTotals { row: *gone_total, ..ExportedTotals::default() });
         }

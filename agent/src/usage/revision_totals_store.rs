@@ -103,6 +103,7 @@ impl RevisionTotalsStore {
                 totals.forget_revision(&name);
             }
         }
+        // `save` takes the lock itself.
         drop(totals);
         self.save();
     }

@@ -63,6 +63,7 @@ impl ScaledRevision {
         requested: RequestedScale,
     ) -> ScaleDecisionInputs {
         let policy = &self.policy;
+        // These reasons name the load itself, which is no bound.
         let is_by_load = requested.bound.is_none()
             && matches!(
                 awake.desired_scale.reason,
@@ -87,6 +88,7 @@ impl ScaledRevision {
     }
 }
 
+/// Returns the reason of a decision: the bound that has changed the number, else the rule that has made it.
 fn decision_reason(bound: Option<ScaleBound>, reason: ScaleReason) -> &'static str {
     match (bound, reason) {
         (Some(ScaleBound::MinScale), _) => "min-scale",

@@ -71,8 +71,10 @@ impl ScaledRevisions {
         let (mut names, mut activator_leaves) = (BTreeSet::new(), false);
         for key in changed {
             match key {
+                // The pods here are those before the change, so one that goes is among them.
                 RouteKey::Pod(uid) => names.extend(self.pods.get(uid).map(|pod| &pod.revision)),
                 RouteKey::Activator(name) => {
+                    // Requests cannot have waited yet at an activator that comes.
                     activator_leaves |= !table.activators.contains_key(name);
                 }
                 _ => {}
@@ -96,6 +98,7 @@ impl ScaledRevisions {
         revisions.chain(pods).chain(activators).collect()
     }
 
+    /// Follows a Revision of the RouteTable. Returns the withdrawal of its decision if it is gone.
     fn update_revision(
         &mut self,
         now: Duration,
@@ -173,6 +176,7 @@ impl ScaledRevisions {
         Some(pod)
     }
 
+    /// Follows a pod of the RouteTable, and schedules the Revisions that it has left and joined.
     fn update_pod(&mut self, now: Duration, table: &RouteTable, uid: &str) {
         let new = table.pods.get(uid).map(|entry| AutoscalerPod {
             revision: entry.revision.clone(),

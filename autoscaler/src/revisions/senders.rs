@@ -141,6 +141,7 @@ impl ScaledRevisions {
     fn mark_missed_load(&mut self, sender: u32) {
         let Some(replica) = self.senders.get(&sender).map(|it| &it.replica) else { return };
         if replica.role == ClientComponent::Activator {
+            // Also where the agent has reported pods that the RouteTable no longer lists.
             return self.for_each_load(RevisionLoad::mark_gap);
         }
         let revisions = self.pods.values().filter(|pod| pod.node == replica.node);
@@ -168,6 +169,7 @@ impl ScaledRevisions {
     /// Returns what is known of the requests that wait: complete if every activator currently reports them.
     pub(super) fn wait_queue_knowledge(&self, now: Duration) -> LoadKnowledge {
         let of_role = |sender: &&UsageSender| sender.replica.role == ClientComponent::Activator;
+        // An activator without a stream may hold requests too, so the RouteTable tells which ones there are.
         let mut unreported = self.activators.clone();
         let (mut are_synced, mut are_current) = (true, true);
         for sender in self.senders.values().filter(of_role) {

@@ -9,6 +9,7 @@ use super::{MAX_REPORT_GAP, REPORT_OVERDUE_AFTER, count_to_f64, wrapping_differe
 /// Latest totals of one subject from one sender: of a pod, or of the requests that wait at the sender.
 #[derive(Debug)]
 pub(super) struct UsageSource {
+    /// Number of the sender among all senders.
     pub(super) sender: u32,
     /// UID of the pod; `None`: requests waiting at the sender.
     pub(super) pod: Option<Box<str>>,
@@ -61,6 +62,7 @@ impl UsageSource {
         }
         let (new, old) = (&sample.totals, &self.totals);
         let events = (new.started - old.started) + (new.finished - old.finished);
+        // The sums of times wrap, but their differences are right as long as one report spans less than the range.
         let sum = |of: fn(&RequestTotals) -> u64| of(new).wrapping_sub(of(old));
         let began_and_ended =
             sum(|it| it.started_sum_ns).wrapping_add(sum(|it| it.finished_sum_ns));

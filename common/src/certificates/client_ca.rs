@@ -67,6 +67,7 @@ pub fn load_client_ca(material: &ClientCaMaterial) -> Result<RootCertStore, Clie
     for (index, der) in certificates.iter().enumerate() {
         let malformed = ClientCaFault::MalformedCertificate(index + 1);
         let Ok(([], certificate)) = parse_x509_certificate(der) else { return Err(malformed) };
+        // A certificate of a client would be trusted as its own authority.
         if !certificate.is_ca() {
             return Err(ClientCaFault::NotAnAuthority(index + 1));
         }

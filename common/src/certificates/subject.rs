@@ -54,6 +54,7 @@ fn escape(value: &str) -> String {
     let last = value.len().saturating_sub(1);
     let mut out = String::with_capacity(value.len());
     for (at, byte) in value.bytes().enumerate() {
+        // RFC 4514: a space is escaped only at the begin and at the end.
         let is_at_end = at == 0 || at == last;
         match byte {
             b'"' | b'\\' => out.push_str(&format!("\\{byte:02X}")),

@@ -215,6 +215,7 @@ impl ReplicaResolver {
         self.dial_any(true).await
     }
 
+    /// Connects to the first replica that accepts, in an order that begins at random. Waits until any replica is known.
     async fn dial_any(&self, with_certificate: bool) -> Result<Channel, LinkError> {
         let mut known = self.subscribe_known();
         // The sender belongs to `self`, so it cannot have been dropped.

@@ -60,6 +60,7 @@ impl ComponentLink {
             let attempt = StreamAttempt::default();
             let ended =
                 self.run_route_stream(&endpoint, &attempt, &mut stream_state, &mut each).await;
+            // A stream that was open is no failed attempt, so the next one follows without a growing pause.
             let was_established = attempt.was_established();
             let wait =
                 selector.record_failure(begin.elapsed(), &endpoint, was_established, random_u64());
@@ -96,6 +97,7 @@ impl ComponentLink {
         }
     }
 
+    /// Runs one stream to a replica, and passes each batch to `each`, until the stream ends.
     async fn run_route_stream(
         &self,
         endpoint: &ReplicaEndpoint,

@@ -62,6 +62,7 @@ where
     stream::iter(first).chain(batches).map(R::from)
 }
 
+/// Returns the batches of a cursor. After `max_silence` without a change, an empty one follows.
 fn batch_stream<K, V>(
     cursor: OutboxCursor<K, V>,
     max_silence: Option<Duration>,
@@ -202,6 +203,7 @@ pub async fn serve(
         let incoming = UnixListenerStream::new(listener);
         return router.serve_with_incoming_shutdown(incoming, stop).await.map_err(failed);
     }
+    // `https://` is served by `serve_with_tls`.
     let Some(address) = endpoint.strip_prefix("http://") else {
         return Err(LinkError::Endpoint { endpoint: endpoint.to_owned() });
     };

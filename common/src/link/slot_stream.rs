@@ -59,6 +59,7 @@ impl ComponentLink {
         }
     }
 
+    /// Runs one stream to an owner: claims go out, and grants come in as events, until the stream ends.
     async fn run_slot_stream(
         &self,
         endpoint: &ReplicaEndpoint,

@@ -63,6 +63,7 @@ pub(super) fn parse(source: &str) -> Result<Vec<TemplatePart>, LogTemplateError>
     })
 }
 
+/// Parses a template into texts and values. Braces that trim take the spaces beside them off the texts.
 fn parse_parts(source: &str) -> Result<Vec<TemplatePart>, TemplateSyntaxError> {
     let (mut parts, mut values, mut at, mut trims_after) = (Vec::new(), 0, 0, false);
     loop {
@@ -109,6 +110,7 @@ fn parse_action(
         return Ok((None, skip_comment(source, comment, opened)?));
     }
     let mut lexer = TemplateLexer { source, offset: start, follows_operand: false };
+    // Only a comment may stand in place of a value.
     let (value, (at, end)) = parse_pipeline(&mut lexer, 0)?;
     match end {
         TemplateToken::CloseBraces(trims) => Ok((Some(value), (lexer.offset, trims))),
@@ -202,6 +204,7 @@ fn parse_index(lexer: &mut TemplateLexer<'_>) -> Result<TemplateValue, TemplateS
     }
 }
 
+/// Parses a value without functions: a field, a text, a number, or a pipeline in parentheses.
 fn parse_operand(
     lexer: &mut TemplateLexer<'_>,
     (at, token): (usize, TemplateToken),
@@ -364,6 +367,7 @@ impl TemplateLexer<'_> {
         Ok((begin, token))
     }
 
+    /// Reads the next token within an action, with its position.
     fn read_token(&mut self) -> Result<(usize, TemplateToken), TemplateSyntaxError> {
         let rest = self.source.get(self.offset..).unwrap_or_default();
         let trimmed = rest.trim_start_matches(SPACES);
@@ -375,6 +379,7 @@ impl TemplateLexer<'_> {
         if trimmed.starts_with("-}}") && trimmed.len() < rest.len() {
             return Ok(self.token(begin, 3, TemplateToken::CloseBraces(true)));
         }
+        // As in Go, letters of all alphabets are part of a name.
         let name_length = |text: &str| {
             text.find(|it: char| it != '_' && !it.is_alphanumeric()).unwrap_or(text.len())
         };

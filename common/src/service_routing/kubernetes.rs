@@ -63,6 +63,7 @@ impl ClusterIpService {
         if cluster_ips.is_empty() {
             return None;
         }
+        // A timeout that is stated without the affinity has no effect.
         let is_sticky = spec.session_affinity.as_deref() == Some("ClientIP");
         let stated_timeout = spec.session_affinity_config.as_ref().and_then(|it| {
             u64::try_from(it.client_ip.as_ref()?.timeout_seconds?).ok().map(Duration::from_secs)

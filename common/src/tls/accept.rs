@@ -102,6 +102,7 @@ struct TlsAcceptLoop {
 }
 
 impl TlsAcceptLoop {
+    /// Accepts sockets, and makes their handshakes in tasks of their own. It never ends.
     async fn run(self, listener: TcpListener) {
         loop {
             let (socket, from) = match listener.accept().await {
@@ -225,6 +226,7 @@ impl AnonymousConnections {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = all.values().sum();
         let count = all.get(&from).copied().unwrap_or_default();
+        // Known addresses pass the total bound, which strangers could keep full. The bound for each address stays.
         let is_full = total >= limits.max_anonymous && !is_known;
         if is_full || count >= limits.max_anonymous_per_address {
             return None;

@@ -97,6 +97,7 @@ fn check_directive(directive: &str) -> Result<String, HstsFault> {
         }
         None => (directive, None),
     };
+    // A quoted value means the same as the token in it (RFC 6797, section 6.1).
     let content = value.map(|value| unquote(value).unwrap_or(value));
     let is_value = |value: &str| is_token(value) || unquote(value).is_some_and(is_quoted_text);
     if !is_token(name) || value.is_some_and(|value| !is_value(value)) {

@@ -30,6 +30,7 @@ pub(super) struct FakeApiObjects {
     lists: BTreeMap<String, Vec<Box<str>>>,
     /// Number of requests to write anything but the Lease.
     writes: AtomicU64,
+    /// Number of writes of the Lease.
     lease: AtomicU64,
 }
 

@@ -120,6 +120,7 @@ impl AutoscalerElection {
         let Some(it) = self.candidates.get_mut(&stream) else { return Vec::new() };
         let tick_ms = u64::try_from(ELECTION_TICK.as_millis()).unwrap_or(u64::MAX);
         let signed = |ticks: u64| i64::try_from(ticks).unwrap_or(i64::MAX);
+        // In ticks of this replica: clocks of different hosts are never compared.
         let reported_since = signed(now).saturating_sub(signed(heartbeat.observed_ms / tick_ms));
         let last_heartbeat = it.last_heartbeat.take();
         // Delays of messages vary, and must not change the choice.

@@ -229,6 +229,7 @@ impl ControllerStateMachine {
         std::mem::take(&mut self.effects)
     }
 
+    /// Passes an event to the function for its kind.
     #[allow(clippy::too_many_lines, reason = "one arm for each event")]
     fn handle_event(&mut self, event: Event, now: UnixMillis) {
         match event {

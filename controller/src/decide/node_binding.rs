@@ -53,12 +53,14 @@ pub fn choose_node<'a>(
     let mut fitting: Vec<&str> = accepting.map(|(name, _)| name.as_str()).collect();
     if let Some(zone) = wake_zone::preferred_zone(cluster, pod) {
         let is_in_zone = |node: &str| nodes.zones.get(node).is_some_and(|it| it == zone);
+        // The zone is a preference: without a fitting node there, any node is better than the scheduler's queue.
         if fitting.iter().any(|node| is_in_zone(node)) {
             fitting.retain(|node| is_in_zone(node));
         }
     }
     let counts = sibling_counts(cluster, pod);
     let siblings_on = |node: &str| counts.get(node).copied().unwrap_or(0);
+    // As the scheduler does by default, pods of a Revision are spread over nodes.
     let fewest = fitting.iter().map(|node| siblings_on(node)).min()?;
     fitting.retain(|node| siblings_on(node) == fewest);
     let count = u64::try_from(fitting.len()).ok()?;
@@ -93,6 +95,7 @@ fn is_unconstrained(pod: &Value) -> bool {
     };
     let containers =
         || array_items(&spec["initContainers"]).chain(array_items(&spec["containers"]));
+    // Only the scheduler knows what is free on each node.
     let has_resources_or_host_port = |container: &Value| {
         let resources = &container["resources"];
         ["requests", "limits", "claims"].iter().any(|field| !is_empty(&resources[*field]))

@@ -251,6 +251,7 @@ pub fn app_keys(
     cluster: &ClusterState,
 ) -> Vec<ObjectPartKey> {
     let mut all = scaled_keys(name, app);
+    // Without a Knative Service, objects of its names may belong to users.
     if !app.is_scaled_service_only() {
         all.extend(status_keys(name));
         all.extend(object_keys(name));
@@ -436,6 +437,7 @@ pub fn pod_annotation_keys<'a>(
     revision: &'a AppRevision,
 ) -> impl Iterator<Item = ObjectPartKey> + 'a {
     let is_outdated = |pod: &&RevisionPod| {
+        // A pod that ends needs no annotation any more.
         let status = pod.kube_status.as_ref().filter(|it| !it.is_terminating);
         status.is_some_and(|it| {
             it.draining_since.is_some() != (pod.stage != PodStage::Serving)

@@ -60,7 +60,7 @@ pub fn assign_hints(
 /// less than its minimum. Then a change of nodes moves no client.
 pub fn still_fit<'a>(zone_hints: impl Iterator<Item = &'a SmolStr>, shares: &ZoneShares) -> bool {
     let Ok(shares) = shares.usable() else { return false };
-    let counts = count(zone_hints.map(SmolStr::as_str));
+    let counts = count_by_zone(zone_hints.map(SmolStr::as_str));
     let total: usize = counts.values().sum();
     let fits = |(zone, share): (&SmolStr, &f64)| {
         counts.get(zone.as_str()).copied().unwrap_or(0) >= minimum(share * as_number(total))
@@ -77,9 +77,11 @@ fn assign_zones<'a>(
     if zones.iter().any(|it| it.is_empty()) {
         return Err(HintRefusal::EndpointWithoutZone);
     }
-    let (mut giving, mut receiving) = transfers(&wanted, &count(zones.iter().copied()));
+    let (mut giving, mut receiving) =
+        zone_transfers(&wanted, &count_by_zone(zones.iter().copied()));
     let assign = |&own: &&'a str| {
         let Some(to_give) = giving.get_mut(own).filter(|left| **left > 0) else { return own };
+        // An endpoint keeps its own zone as soon as no zone lacks any.
         let receiver = receiving.iter_mut().find(|(_, needed)| **needed > 0);
         let Some((zone, to_receive)) = receiver else { return own };
         *to_give -= 1;
@@ -94,6 +96,7 @@ fn wanted_endpoints<'a>(
     total: usize,
     shares: &'a BTreeMap<SmolStr, f64>,
 ) -> Result<BTreeMap<&'a str, f64>, HintRefusal> {
+    // Some zone would have no endpoint, and its clients would overload others.
     if shares.len() > total {
         return Err(HintRefusal::TooFewEndpoints);
     }
@@ -120,7 +123,7 @@ fn minimum(by_share: f64) -> usize {
 type CountByZone<'a> = BTreeMap<&'a str, usize>;
 
 /// Returns the numbers of endpoints that zones give away, and that zones receive. Both have the same sum.
-fn transfers<'a>(
+fn zone_transfers<'a>(
     wanted: &BTreeMap<&'a str, f64>,
     present: &CountByZone<'_>,
 ) -> (CountByZone<'a>, CountByZone<'a>) {
@@ -136,7 +139,7 @@ fn transfers<'a>(
     }
     let (mut giving, mut receiving) = (CountByZone::new(), CountByZone::new());
     while let (Some((giver, to_give)), Some((receiver, to_receive))) =
-        (largest(&surplus), largest(&lack))
+        (largest_zone(&surplus), largest_zone(&lack))
     {
         // A transfer must bring both zones nearer to what they should have, and one of them by a whole endpoint.
         if to_give.min(to_receive) < 0.5 || to_give.max(to_receive) < 1.0 {
@@ -151,7 +154,7 @@ fn transfers<'a>(
 }
 
 /// Returns the zone with the largest number, if that is above 0; of equal ones the first by name.
-fn largest<'a>(zones: &BTreeMap<&'a str, f64>) -> Option<(&'a str, f64)> {
+fn largest_zone<'a>(zones: &BTreeMap<&'a str, f64>) -> Option<(&'a str, f64)> {
     let mut largest = None;
     for (&zone, &number) in zones {
         if number > largest.map_or(0.0, |(_, most)| most) {
@@ -161,7 +164,7 @@ fn largest<'a>(zones: &BTreeMap<&'a str, f64>) -> Option<(&'a str, f64)> {
     largest
 }
 
-fn count<'a>(zones: impl Iterator<Item = &'a str>) -> CountByZone<'a> {
+fn count_by_zone<'a>(zones: impl Iterator<Item = &'a str>) -> CountByZone<'a> {
     let mut counts = CountByZone::new();
     for zone in zones {
         *counts.entry(zone).or_default() += 1;

@@ -351,7 +351,8 @@ impl ClusterState {
         all.any(|(_, readiness)| readiness == ActivatorReadiness::Ready)
     }
 
-    /// Returns a Revision by name, whichever app it belongs to. No Route can name that of a scaled Service.
+    /// Returns a Revision by name, whichever app it belongs to. It leaves out Revisions of scaled Services, which no
+    /// Route can name.
     pub fn revision(&self, namespace: &str, name: &str) -> Option<&AppRevision> {
         let app = self.app_of_revision(&NamespacedName::new(namespace, name))?;
         self.apps.get(&app)?.revision(name).filter(|it| !it.is_scaled_service)
@@ -386,7 +387,7 @@ impl ClusterState {
     }
 
     /// Returns the app of a Revision. The Revision's name begins with the app's and `-`, unless that would be too long.
-    /// That of a scaled Service has the app's own name.
+    /// The Revision of a scaled Service has the app's own name.
     pub fn app_of_revision(&self, revision: &NamespacedName) -> Option<NamespacedName> {
         let has = |app: &NamespacedName| {
             self.apps.get(app).is_some_and(|app| app.revision(&revision.name).is_some())

@@ -102,6 +102,7 @@ impl NetworkPolicies {
         let namespaces = [name.namespace.clone()].into();
         self.waiting_policies.remove(&name);
         match object.and_then(IngressPolicy::from_object) {
+            // A policy about pods would refuse all clients until the pods are known.
             Some(policy) if !self.are_clients_known && policy.has_peer(AdmittedPeer::is_pods) => {
                 self.waiting_policies.insert(name, policy);
                 return BTreeSet::new();

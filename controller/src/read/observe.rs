@@ -372,6 +372,7 @@ pub fn slice_hints(object: &Value) -> Option<Vec<HintedPod>> {
     let namespace = &object["metadata"]["namespace"];
     let is_own = |endpoint: &&Value| endpoint["targetRef"]["namespace"] == *namespace;
     let own_pods = array_items(&object["endpoints"]).filter(is_own);
+    // One pod without a hint shows that the slice is of a plan without hints.
     let mut pods: Vec<HintedPod> = own_pods.map(pod).collect::<Option<_>>()?;
     pods.sort_by(|a, b| a.name.cmp(&b.name));
     Some(pods)

@@ -64,6 +64,7 @@ pub fn manifest_documents(
 ) -> Vec<ManifestDocument> {
     let values = documents::yaml_documents(text.as_ref());
     let to_document = |value: Result<Value, String>| match value {
+        // An empty document, as behind a last `---`.
         Ok(Value::Null) => None,
         Ok(value) => Some(match service_manifest(&value, config) {
             Ok((name, manifest)) => ManifestDocument::Service { name, manifest },
@@ -173,6 +174,7 @@ pub fn observed_service(
     build_manifest(name, &meta, &template, traffic)
 }
 
+/// Parses a template that an API server holds. Only what cannot run at all is a problem.
 fn observed_template(
     value: Option<&Value>,
     service: &str,
@@ -275,6 +277,7 @@ fn check_kind(object: &Map<String, Value>) -> Result<(), Vec<Problem>> {
     Err(vec![Problem::invalid("kind", kind).with_advice(advice)])
 }
 
+/// Returns the name of the Service, and collects its faults. Without a namespace it is in `default`.
 fn check_name(
     meta: &ObjectMeta,
     raw: Option<&Value>,
@@ -301,6 +304,7 @@ fn check_name(
     NamespacedName::new(namespace, name)
 }
 
+/// Sets the defaults of a template, and collects every broken rule.
 fn parse_template(
     spec: &mut Map<String, Value>,
     service: &ObjectMeta,
@@ -329,6 +333,7 @@ fn parse_template(
     let annotations = meta.annotations.clone().unwrap_or_default();
     let at = format!("{META}.annotations");
     revision_template::check_annotations(&annotations, &spec, &at, settings, problems);
+    // Admission accepts other classes, which need an autoscaler of Kubernetes.
     if let Some(class) = annotations.get(&format!("{}class", scale_policy::AUTOSCALING_PREFIX))
         && class != scale_policy::KPA_CLASS
     {

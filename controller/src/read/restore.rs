@@ -67,6 +67,7 @@ pub fn restore_app(objects: &StoredAppObjects, boot_id: &str) -> AppState {
     };
     app.revisions =
         objects.revisions.iter().map(|it| restore_revision(it, objects, boot_id)).collect();
+    // In the order of their creation, as the app had them: the last one is the latest.
     app.revisions.sort_by(|a, b| (a.meta.generation, &a.name).cmp(&(b.meta.generation, &b.name)));
     read_conditions(&mut app.conditions, &objects.service, &SERVICE_CONDITIONS);
     read_conditions(&mut app.conditions, &objects.configuration, &CONFIGURATION_CONDITIONS);
@@ -109,6 +110,7 @@ fn parse_allocations(route: &Value) -> Vec<RouteNameAllocation> {
     words.filter_map(parse_word).collect()
 }
 
+/// Builds a Revision with its pods of this boot. Pods of an earlier boot no longer run.
 fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) -> AppRevision {
     // The generation is the Configuration's, from a label. The object's own `metadata.generation` is 1.
     let meta = object_meta(value);
@@ -135,6 +137,7 @@ fn restore_revision(value: &Value, objects: &StoredAppObjects, boot_id: &str) ->
         ..AppRevision::default()
     };
     read_conditions(&mut revision.conditions, value, &REVISION_CONDITIONS);
+    // The conditions are all that was stored of a stop.
     revision.scaling.standby_stop = StandbyStop::from_conditions(&revision.conditions);
     revision
 }

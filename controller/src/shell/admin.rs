@@ -40,6 +40,7 @@ impl prometheus_client::collector::Collector for ObjectCountCollector {
     }
 }
 
+/// Returns the gauges of Services and pods: name, help text, and number.
 fn count_objects(machine: &ControllerStateMachine) -> [(&'static str, &'static str, i64); 5] {
     let (mut services, mut ready) = (0, 0);
     let (mut serving, mut draining, mut stopping) = (0, 0, 0);

@@ -99,10 +99,12 @@ impl LocalFiles {
             unclaimed: BTreeSet::new(),
             files_read: 0,
         };
+        // Before any manifest is read, or each service would look like a new one.
         files.restore()?;
         Ok(files)
     }
 
+    /// Restores the apps of the objects on disk, then reads all manifests, and removes what belongs to neither.
     fn restore(&mut self) -> Result<(), LocalFilesError> {
         let mut read = read_objects(&self.objects)?;
         let boot_id = self.runtime.settings().boot_id.clone();
@@ -185,6 +187,7 @@ impl LocalFiles {
             }
         }
         missing.retain(|name| !named.contains(name));
+        // A file that is being written may lack documents for a moment, and must delete no service.
         let is_unsettled =
             stamp == FileStamp::RACY && !(missing.is_empty() && self.unclaimed.is_empty());
         let incomplete = if !unnamed_errors.is_empty() {
@@ -323,6 +326,7 @@ fn collect_yaml_files(folder: &Path, into: &mut FoundFiles) {
             _ if is_yaml_file(&path) => {
                 into.files.insert(path);
             }
+            // A file that is removed between the list and the look is no fault.
             Err(error) if !is_absent(&error) => into.errors.push((path, error)),
             _ => {}
         }
@@ -397,6 +401,7 @@ impl WatchedFolder {
     }
 }
 
+/// Records which files an event of the folder makes due. A lost event makes all of them due.
 fn record_change(changes: &mut FolderChanges, event: notify::Result<notify::Event>) {
     let Ok(event) = event else {
         changes.needs_rescan = true;

@@ -25,15 +25,15 @@ pub struct SecretReadLabels {
 /// Result of one read of a named Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecretReadResult {
-    /// It has a certificate that can be used.
+    /// The Secret has a certificate that can be used.
     Usable,
-    /// It is the same as at the last usable read.
+    /// The Secret is the same as at the last usable read.
     Unchanged,
-    /// It does not exist.
+    /// The Secret does not exist.
     Absent,
-    /// It has no certificate that can be used.
+    /// The Secret has no certificate that can be used.
     Faulty,
-    /// The API server has not returned it.
+    /// The API server has not returned the Secret.
     Unreadable,
 }
 

@@ -330,6 +330,7 @@ impl KubernetesPlatform {
                 error!(error, "admission webhook failed");
             }
         }
+        // An early return would end the other tasks of the platform as well.
         shutdown.cancelled().await;
     }
 
@@ -401,6 +402,7 @@ impl KubernetesPlatform {
         }
     }
 
+    /// Passes an update of a watch to the state machine and to the writer, in this order.
     fn apply_watch_update(&self, update: WatchUpdate) {
         match update {
             WatchUpdate::ListBegun(scope) => self.writer.begin_list(&scope),

@@ -101,6 +101,7 @@ pub struct ControllerRuntime {
 impl ControllerRuntime {
     /// Shares `machine`, whose pods on the local node are sent through `node_spec`.
     pub fn new(machine: ControllerStateMachine, node_spec: watch::Sender<LocalNodeSpec>) -> Self {
+        // Read once: the time of the machine is counted on from here, so a clock that is set does not move it.
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let unix_ms = u64::try_from(unix_ms.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -147,6 +148,7 @@ impl ControllerRuntime {
         }
     }
 
+    /// Steps the machine with an event, and carries out its effects.
     fn step_machine(&self, event: ControllerEvent) {
         let began = Instant::now();
         let mut machine = self.lock_machine();

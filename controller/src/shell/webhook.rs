@@ -165,6 +165,7 @@ async fn accept_tls(acceptor: TlsAcceptor, stream: TcpStream) -> Option<TlsStrea
     }
 }
 
+/// Returns the routes of the webhook: the three hooks of Knative, and that for the placement of pods.
 fn router(context: AdmissionContext) -> Router {
     let hook = |hook: AdmissionHook| {
         post(move |State(context): State<AdmissionContext>, body: Bytes| async move {

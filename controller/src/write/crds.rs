@@ -272,6 +272,7 @@ fn internal_kind<S: JsonSchema, T: JsonSchema>(kind: &'static str) -> CrdKind {
     }
 }
 
+/// Returns the CustomResourceDefinition of a kind, with its schema, rules and columns.
 fn kind_definition(crd: CrdKind) -> Value {
     let name = format!("{}.{}", crd.plural, crd.group);
     let mut labels = json!({

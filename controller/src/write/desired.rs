@@ -183,6 +183,7 @@ fn knative_part(
     }
 }
 
+/// Returns the desired state of a part of a Knative Revision.
 fn revision_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     let Some(owner) = cluster.app_of_revision(&key.name) else { return DesiredState::Absent };
     let Some(app) = cluster.apps.get(&owner) else { return DesiredState::Unmanaged };
@@ -290,6 +291,7 @@ fn with_placeholder<T>(
     allocation: &RouteNameAllocation,
     make: impl FnOnce(services::PlaceholderSpec<'_>) -> T,
 ) -> Option<T> {
+    // Objects of a name that the Route does not own are another Route's.
     let app = cluster.apps.get(owner).filter(|app| cluster.is_maintained(owner, app))?;
     let route = app.route.as_ref().filter(|it| it.meta.exists() && !it.is_terminating)?;
     // The spec borrows the text of the uid, so it is passed to `make` and not returned.

@@ -138,6 +138,7 @@ fn external_url(
         return tcp_url(name, tag, cluster);
     }
     let Some(host) = plan::route_host(app, name, tag, cluster) else { return String::new() };
+    // A requested certificate decides by its state; without one, the settings do.
     match host_certificates::scheme_of_route(app, name, &host.host, cluster) {
         Some(scheme) => format!("{scheme}://{}", host.host),
         None => host.url,
@@ -160,6 +161,7 @@ fn status_traffic(
     app.traffic().iter().map(target).collect()
 }
 
+/// Renders a Service with its status.
 fn render_service(
     app: &AppState,
     service: &ServiceState,
@@ -211,6 +213,7 @@ fn render_configuration(
     object_json("Configuration", metadata, spec, status)
 }
 
+/// Renders a Route with its status.
 fn render_route(
     app: &AppState,
     route: &RouteState,
@@ -300,6 +303,7 @@ pub(crate) fn revision_meta(
     if let Some(creator) = &revision.creator {
         annotations.insert(key::CREATOR.into(), creator.to_string());
     }
+    // As Knative's labeler writes it, for tools that look for unused Revisions.
     if revision.routing.state == RoutingState::Active {
         annotations.insert(key::ROUTES.into(), owner.name.to_string());
     }
@@ -311,6 +315,7 @@ pub(crate) fn revision_meta(
     metadata
 }
 
+/// Renders a Revision with its status. Its spec is that of the template.
 fn render_revision(
     app: &AppState,
     revision: &AppRevision,
@@ -360,6 +365,7 @@ pub(crate) fn decision_annotation(
     line.into_iter().map(|line| (DECISION_ANNOTATION.to_owned(), line.to_string())).collect()
 }
 
+/// Renders the conditions of a table in the form of Knative's statuses.
 fn render_conditions(all: &ConditionSet, table: &ConditionTable) -> Vec<KnativeCondition> {
     let one = |(kind, name): &(ConditionType, &str)| {
         // An absent condition means `Unknown` (Kubernetes API conventions).

@@ -48,6 +48,7 @@ impl Http1Direction {
         index as u32
     }
 
+    /// Reads one byte in the present state.
     #[inline(always)]
     fn read_byte(&mut self, byte: u8, request: bool) {
         match self.state {
@@ -76,6 +77,7 @@ impl Http1Direction {
         }
     }
 
+    /// Reads the first byte of a message, which decides between HTTP/1, HTTP/2 and other protocols.
     #[inline(always)]
     fn read_first_byte(&mut self, byte: u8, request: bool) {
         if byte == b'\r' || byte == b'\n' {
@@ -111,6 +113,7 @@ impl Http1Direction {
         }
     }
 
+    /// Reads a byte of a method that matters to the framing: HEAD, CONNECT, or the preface of HTTP/2.
     #[inline(always)]
     fn read_method_byte(&mut self, byte: u8) {
         if byte != pattern_byte(self.pattern, self.matched) {
@@ -119,6 +122,8 @@ impl Http1Direction {
         }
         self.matched += 1;
         match (self.pattern, self.matched) {
+            // The space behind the method is a part of the pattern, so a longer method that begins alike is another
+            // one.
             (pattern::HEAD, 5) => {
                 self.kind = request_kind::HEAD;
                 self.state = state::SCAN;
@@ -147,6 +152,7 @@ impl Http1Direction {
         };
         self.value |= u64::from(byte) << ((self.matched & 3) * 8);
         self.matched += 1;
+        // Four bytes suffice: no response of HTTP/1 begins with them.
         if fits && self.matched < 4 {
             return;
         }
@@ -182,6 +188,7 @@ impl Http1Direction {
         self.state = if byte == b'\n' { state::LINE } else { state::SCAN };
     }
 
+    /// Reads the first byte of a line: of a field, of a folded value, or of the empty line that ends a head.
     #[inline(always)]
     fn read_line_start(&mut self, byte: u8) {
         let fold = self.flags & flag::FOLD != 0;
@@ -218,6 +225,7 @@ impl Http1Direction {
         }
     }
 
+    /// Reads a byte of a field's name, as long as it can be one that frames the body.
     #[inline(always)]
     fn read_header_name_byte(&mut self, byte: u8) {
         let lower = byte.to_ascii_lowercase();
@@ -354,6 +362,7 @@ impl Http1Direction {
         }
     }
 
+    /// Reads a byte of a chunk's size. Its digits are hexadecimal, and extensions follow them.
     #[inline(always)]
     fn read_chunk_size_byte(&mut self, byte: u8) {
         let digit = match byte {

@@ -212,6 +212,7 @@ fn is_grpc(seen: u32) -> bool {
     seen & (SEEN_GRPC_OK | SEEN_GRPC_FAILED) != 0 && seen & UNKNOWN_OUTCOME == 0
 }
 
+/// Returns the outcome of a gRPC call by its trailers, of which only the first field is read.
 #[inline(always)]
 fn trailers_outcome(block: &HeaderBlockPrefix, seen: &mut u32) -> u8 {
     let is_grpc = is_grpc(*seen);

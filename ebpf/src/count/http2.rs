@@ -313,6 +313,7 @@ fn read_frame_step(skb: *mut __sk_buff, requests: bool) -> u32 {
     let Some(streams) = STREAMS.get(socket(skb)) else { return STEP_DONE };
     let end =
         read_frames(conn, streams, SegmentBytes::from_packet(skb, &segment), STEP_ROUNDS, requests);
+    // Work that comes behind the whole segment: buffered segments of the client, or the end of the pod's direction.
     let follows = if requests {
         has_readable_pending(conn, streams)
     } else {

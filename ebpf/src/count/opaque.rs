@@ -61,6 +61,7 @@ pub fn opened(ops: *mut bpf_sock_ops) {
         false
     };
     unlock(conn);
+    // After the unlock: the verifier permits no other helper while a lock is held.
     if exceeds_threshold {
         rows.send_growth_event();
     }
@@ -126,6 +127,7 @@ pub fn ingress(ctx: &SkBuffContext) -> i32 {
     let exceeds_threshold = if begins { begin_request(conn, &rows, now_ns) } else { false };
     rows.add_bytes(conn);
     unlock(conn);
+    // After the unlock, because the verifier permits no helper while a lock is held.
     if exceeds_threshold {
         rows.send_growth_event();
     }

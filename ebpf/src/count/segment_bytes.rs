@@ -131,7 +131,8 @@ fn buffer_part_at(skb: *mut __sk_buff, segment: &PacketSegment, offset: u32) -> 
         if bpf_skb_load_bytes(skb.cast(), packet_offset, bytes, len) != 0 {
             return false;
         }
-        // Last: a reader on another CPU sees a length of 0 until all bytes are there.
+        // Last: a reader on another CPU sees a length of 0 until all bytes are there. The length is that of the segment
+        // from here on, by which the reader finds out if there are more parts.
         (*buffered).len = left;
         (*buffered).syn = u32::from(segment.syn);
     }
@@ -154,6 +155,7 @@ pub(super) fn list_pending(conn: &mut ServerSocket, segment: PendingSegment) -> 
     }
     let found = place < abi::PENDING_SEGMENTS_MAX;
     if found {
+        // The mask changes nothing here, but gives the verifier a bound.
         let listed = &mut conn.pending[place & (abi::PENDING_SEGMENTS_MAX - 1)];
         if listed.len < segment.len || listed.seq != segment.seq {
             *listed = segment;
@@ -167,6 +169,7 @@ pub(super) fn list_pending(conn: &mut ServerSocket, segment: PendingSegment) -> 
 #[inline(always)]
 pub(super) fn has_pending(conn: &ServerSocket) -> bool {
     let (mut any, mut index) = (0, 0);
+    // No branch for each place: the verifier would follow all their combinations.
     while index < abi::PENDING_SEGMENTS_MAX {
         any |= conn.pending[index].len;
         index += 1;
@@ -189,6 +192,7 @@ pub(super) fn next_pending(
     let mut index = 0;
     while index < abi::PENDING_SEGMENTS_MAX {
         let listed = &mut conn.pending[index];
+        // Sequence numbers wrap, so only the sign of their difference tells which comes first.
         let behind = next.wrapping_sub(listed.seq) as i32;
         if behind >= 0 && listed.len > 0 {
             if behind as u32 >= listed.len {

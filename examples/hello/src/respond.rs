@@ -83,6 +83,7 @@ fn add_identity_headers(headers: &mut HeaderMap, peer: SocketAddr, app: &HelloAp
     put("x-listening-us", app.listening_us.to_string());
 }
 
+/// Returns the response that the parameters of the request ask for.
 fn page_response(
     request: Request<Incoming>,
     requested: &RequestedResponse,

@@ -24,10 +24,12 @@ pub enum DnsLookup<'a> {
 /// Looks up a fully qualified name, in any case, with or without the final dot.
 pub fn lookup_name<'a>(names: &'a DnsNames, question: &str) -> DnsLookup<'a> {
     let question = question.trim_end_matches('.').to_ascii_lowercase();
+    // A name with names below it exists, though it has no address (RFC 8020).
     if question == DOMAIN {
         return DnsLookup::EmptyNonTerminal;
     }
     let Some(inside) = question.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix('.')) else {
+        // Outside of the domain of the cluster.
         return DnsLookup::NxDomain;
     };
     let labels: Vec<&str> = inside.split('.').collect();

@@ -104,6 +104,7 @@ impl LayoutImage {
             let index: ImageIndex = match read_json(&layout.join("index.json")) {
                 Ok(index) => index,
                 Err(error) => {
+                    // Another process may be writing this layout.
                     damaged = damaged.or(Some(error));
                     continue;
                 }
@@ -150,6 +151,7 @@ impl LayoutImage {
         }
         let arch = architecture();
         let index: ImageIndex = found.read_blob(&found.digest)?;
+        // An entry without a platform fits, since tools for one platform write none.
         let fits = |one: &&Descriptor| {
             one.platform().as_ref().is_none_or(|platform| {
                 *platform.os() == Os::Linux && platform.architecture().to_string() == arch

@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::process::ProcessId;
 
-/// Prefix of their names. No digest and no registry starts with a dot, so no complete file has it.
+/// Prefix of temporary names. No digest and no registry starts with a dot, so no complete file has it.
 const PREFIX: &str = ".half-";
 
 /// Returns a path in the folder of `path`, for its content until that is complete.
@@ -25,6 +25,7 @@ pub(super) fn temporary_path(path: &Path) -> io::Result<PathBuf> {
 
 /// Removes from a store what processes left that have ended.
 pub(super) fn remove_leftovers(store: &Path) {
+    // Not the old names here: the name of an image may look like one.
     remove_matching(&store.join("refs"), is_leftover);
     let is_any_leftover = |name: &str| is_leftover(name) || is_old_leftover(name);
     remove_matching(&store.join("rootfs"), is_any_leftover);

@@ -91,6 +91,7 @@ impl LocalKubelet {
                 reports.clone(),
                 run,
             ));
+            // The same task reports the exit, so that it comes after the start.
             exits::report_exit(resources, reports, uid, name, index, Some(fd), id).await;
         });
     }

@@ -188,6 +188,7 @@ fn create_cgroup(
     let cgroup = resources.cgroups.create_container(layout, uid, &container.name, limits)?;
     let bundle = layout.bundle(uid, &container.name);
     fs::create_dir_all(&bundle).map_err(file_error(&bundle))?;
+    // The cgroup may be that of an earlier run, whose kills do not explain the end of this one.
     let oom_kills = resources.cgroups.oom_kills(layout, uid, &container.name);
     write_file(&exits::oom_kills_file(&bundle), &oom_kills.to_string())?;
     Ok(cgroup)

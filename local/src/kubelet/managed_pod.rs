@@ -39,6 +39,7 @@ impl ManagedPod {
         };
         let grace = spec.termination_grace_period_seconds;
         let grace = grace.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        // Kubernetes writes a sidecar as an init container that always restarts.
         let init = |container: &Container| match container.restart_policy.as_deref() {
             Some("Always") => ContainerRole::Sidecar,
             _ => ContainerRole::Init,

@@ -61,6 +61,7 @@ pub(super) async fn probe_container(
     if probes == ContainerProbes::default() {
         return;
     }
+    // Probes connect from 127.0.0.1, so they need an IPv4 address.
     let Some(ip) = run.addresses.iter().copied().find(IpAddr::is_ipv4) else { return };
     // tokio registers a descriptor only once, and the task that reports the exit has registered this one.
     let watched = run.pidfd.try_clone().and_then(|pidfd| sys::watch_readable(Arc::new(pidfd)));
@@ -147,6 +148,7 @@ impl ContainerProber<'_> {
         let mut worker = ProbeWorker::new(self, spec);
         loop {
             let outcome = worker.next_outcome().await;
+            // Only changes are reported.
             if outcome.is_ok() == results.ready {
                 continue;
             }

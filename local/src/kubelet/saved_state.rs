@@ -70,6 +70,7 @@ pub(crate) fn save_pod(layout: &NodeLayout, saved: &SavedPod) {
         kubelet_probes: pod_spec.kubelet_probes,
         spec: pod_spec.spec,
     };
+    // A crash during the write leaves the last state whole.
     let temporary = path.with_extension("half");
     let written = serde_json::to_vec(&text).map_err(std::io::Error::from);
     let written = written

@@ -54,9 +54,9 @@ pub enum AdoptedRun {
         /// Exit code of the run before, by which the next start counts as a restart; `None` without an earlier run.
         last_exit: Option<i32>,
     },
-    /// Its process still runs, or ended while no process of the node ran. The results are from before.
+    /// The process still runs, or ended while no process of the node ran. The results are from before.
     Running(ProbeResults),
-    /// It has ended and does not start again.
+    /// The container has ended and does not start again.
     Ended(ContainerExit),
 }
 

@@ -47,6 +47,7 @@ pub(super) fn check_nodes(
             finding,
             "nothing serves ClusterIPs there: kubectl describe daemonset rouse-agent shows why",
         ),
+        // With kube-proxy, such a node lacks only the direct path.
         false => CheckLine::fine(subject, finding),
     }
 }

@@ -102,6 +102,7 @@ pub(super) fn choose_replica(
 ) -> Result<String, String> {
     let name = component.name();
     let mut pods: Vec<&ReplicaPod> = pods.iter().collect();
+    // In a fixed order, so that a repeated command asks the same replica.
     pods.sort_by_key(|it| (&it.node, &it.name));
     if pods.is_empty() {
         return Err(format!(
@@ -170,6 +171,7 @@ pub(crate) fn describe_pod(pod: &Pod) -> Result<PodClient, String> {
              to kube-proxy's rules"
         ));
     }
+    // A sidecar may also be an init container that always restarts.
     let containers = spec.into_iter().flat_map(|it| {
         it.containers.iter().chain(it.init_containers.iter().flatten()).map(|it| it.name.as_str())
     });

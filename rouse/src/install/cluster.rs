@@ -209,6 +209,7 @@ impl ClusterClient {
             match self.api_of(object).patch(name, &params, &Patch::Merge(&body)).await {
                 Ok(_) => return Ok(true),
                 Err(kube::Error::Api(status))
+                    // Another client has changed the object since it was read, so the patch is made again.
                     if status.code == 409 && started.elapsed() < RETRY_TIMEOUT => {}
                 Err(error) => {
                     return Err(error)

@@ -61,11 +61,13 @@ const CONTROLLER: AccountFlow = AccountFlow {
 
 /// FlowSchemas of all accounts that talk to the API server.
 pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
+    // Without Services of the cluster, the agents list and watch nothing.
     let agent = (settings.clusterip != ClusterIpMode::Off).then_some(AGENT);
     let flows = [LEADER_ELECTION, CONTROLLER].into_iter().chain(agent);
     flows.map(|flow| flow_schema(&flow, settings)).collect()
 }
 
+/// Returns the FlowSchema by which the API server treats one kind of requests of an account.
 fn flow_schema(flow: &AccountFlow, settings: &InstallSettings) -> Value {
     let account = json!({"name": flow.account, "namespace": settings.namespace});
     let (group, resource) = flow.resource.unwrap_or((ALL, ALL));
@@ -76,6 +78,7 @@ fn flow_schema(flow: &AccountFlow, settings: &InstallSettings) -> Value {
             "clusterScope": true, "namespaces": ["*"],
         }],
     });
+    // A rule of all requests also has those for no object, such as discovery.
     if flow.resource.is_none() && flow.verbs == [ALL] {
         rule["nonResourceRules"] = json!([{"nonResourceURLs": [ALL], "verbs": [ALL]}]);
     }

@@ -62,7 +62,8 @@ pub(super) async fn check_agents(
     check_daemon_set(&cluster.get(&agents).await?.unwrap_or_default())
 }
 
-/// Returns an error if the agents of this DaemonSet serve the cluster without kube-proxy. It may be null.
+/// Returns an error if the agents of this DaemonSet serve the cluster without kube-proxy. `agents` may be null:
+/// then there are none.
 pub(super) fn check_daemon_set(agents: &Value) -> Result<()> {
     if is_without_kube_proxy(agents) {
         bail!(

@@ -59,7 +59,7 @@ impl fmt::Display for KubeProxyNeed {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "--without-kube-proxy is refused, and nothing is changed: without kube-proxy\n{}",
-    list(needs)
+    format_needs(needs)
 )]
 pub(crate) struct KubeProxyNeededError {
     /// Objects that need it; never empty.
@@ -67,7 +67,7 @@ pub(crate) struct KubeProxyNeededError {
 }
 
 /// Formats the first of many needs, one in each line.
-fn list(needs: &[KubeProxyNeed]) -> String {
+fn format_needs(needs: &[KubeProxyNeed]) -> String {
     let mut lines: Vec<String> =
         needs.iter().take(NAMED_MAX).map(|need| format!("  {need}")).collect();
     if needs.len() > NAMED_MAX {
@@ -86,6 +86,7 @@ pub(crate) fn kube_proxy_needs(
     let excluded = cluster.namespaces.iter().filter(|it| label(it, CLUSTERIP_LABEL) == "false");
     let excluded: Vec<&str> = excluded.map(|it| text(&it["metadata"]["name"])).collect();
     let others = cluster.services.iter().filter(|it| !is_rouse_object(it));
+    // The Services to be installed count in place of those that are there, which they replace.
     let own = installed.iter().filter(|it| it["kind"] == "Service" && it["apiVersion"] == "v1");
     let services = others.chain(own).flat_map(|service| {
         let reasons = service_reasons(service, &excluded, ranges);
@@ -111,6 +112,7 @@ fn need(kind: &str, object: &Value, reason: String) -> KubeProxyNeed {
     KubeProxyNeed { object, reason }
 }
 
+/// Returns the reasons for which a Service needs kube-proxy, each with what to do.
 fn service_reasons(service: &Value, excluded: &[&str], ranges: &[IpNet]) -> Vec<String> {
     let spec = &service["spec"];
     let labels = &service["metadata"]["labels"];
@@ -171,7 +173,9 @@ fn is_served(protocol: &str) -> bool {
     known.iter().any(|&(name, known)| name == protocol && served_protocol(known).is_some())
 }
 
+/// Returns the first reason for which a pod needs kube-proxy; `None`: it needs none.
 fn pod_reason(pod: &Value, handlers: &BTreeMap<&str, &str>) -> Option<String> {
+    // A pod that has ended makes no more connects.
     if ["Succeeded", "Failed"].contains(&text(&pod["status"]["phase"])) {
         return None;
     }

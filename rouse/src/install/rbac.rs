@@ -434,6 +434,7 @@ pub(crate) fn all(settings: &InstallSettings) -> Vec<Value> {
 
 /// ClusterRole of the agents and its binding, if the agents talk to the API server.
 fn agent_role(settings: &InstallSettings) -> Vec<Value> {
+    // Without Services to serve, an agent never talks to the API server and gets no rights there.
     if settings.clusterip == ClusterIpMode::Off {
         return Vec::new();
     }

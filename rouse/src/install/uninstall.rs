@@ -113,6 +113,7 @@ async fn remove_user_objects(cluster: &ClusterClient) -> Result<()> {
     let started = Instant::now();
     for (api_version, kind) in kinds {
         loop {
+            // Deleted again in each round: a controller may have made further objects since.
             let remaining = cluster.delete_everywhere(api_version, kind).await?;
             let Some(first) = remaining.first() else { break };
             if started.elapsed() > DELETE_TIMEOUT {

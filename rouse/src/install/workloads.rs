@@ -252,6 +252,7 @@ fn autoscaler_deployment(settings: &InstallSettings) -> Value {
     deployment_object(app, component_container(app, vars, extra, settings), spec, settings)
 }
 
+/// Returns the Deployment of the activators.
 fn activator_deployment(settings: &InstallSettings) -> Value {
     let app = "activator";
     let mut vars = identity_env(settings);
@@ -337,6 +338,7 @@ fn add_service_access(
 ) -> Vec<(&'static str, &'static str)> {
     let mut accesses = HOST_ACCESS.to_vec();
     if settings.clusterip != ClusterIpMode::Off {
+        // By default no pod of Rouse has a token that it does not need.
         pod["automountServiceAccountToken"] = true.into();
         add_agent_state(pod);
         accesses.push(STATE_ACCESS);
@@ -385,6 +387,7 @@ fn kube_proxy_env(settings: &InstallSettings) -> Vec<Value> {
     vars
 }
 
+/// Returns the DaemonSet of the agents, with the accesses to the host that they need.
 fn agent_daemon_set(settings: &InstallSettings) -> Value {
     let app = "rouse-agent";
     let mut vars = identity_env(settings);
@@ -518,6 +521,7 @@ fn disruption_budget(app: &str, settings: &InstallSettings) -> Value {
 fn activator_autoscaler(settings: &InstallSettings) -> Value {
     let target = json!({"type": "Utilization", "averageUtilization": 100});
     let spec = json!({
+        // Two, so that requests can wait while one activator restarts.
         "minReplicas": 2,
         "maxReplicas": 20,
         "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],

@@ -30,6 +30,7 @@ pub(super) fn table(facts: &RoutesFacts, is_wide: bool) -> TextTable {
     };
     let rows = facts.hosts.iter().flat_map(|host| {
         let mut targets: Vec<Option<&TargetShareFacts>> = host.targets.iter().map(Some).collect();
+        // A host without a Revision has a row, too: its requests get 503.
         if targets.is_empty() {
             targets.push(None);
         }
@@ -38,6 +39,7 @@ pub(super) fn table(facts: &RoutesFacts, is_wide: bool) -> TextTable {
     TextTable { header: shown(COLUMNS.map(str::to_owned)), rows: rows.collect() }
 }
 
+/// Returns the cells of a host with one of its Revisions.
 fn cells(
     facts: &RoutesFacts,
     host: &HostRouteFacts,
@@ -63,11 +65,11 @@ fn cells(
         or_dash(certificate.map(|it| it.name.clone())),
         or_dash(not_after),
         host.path.clone(),
-        or_dash(policies(host)),
+        or_dash(format_policies(host)),
     ]
 }
 
-fn policies(host: &HostRouteFacts) -> Option<String> {
+fn format_policies(host: &HostRouteFacts) -> Option<String> {
     let redirect = host.redirects_to_https.then(|| "https".to_owned());
     let rewrite = host.host_rewrite.as_ref().map(|it| format!("rewrite={it}"));
     let tags = (!host.tags.is_empty()).then(|| format!("tags={}", host.tags.join(",")));

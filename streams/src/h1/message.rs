@@ -2,6 +2,8 @@
 
 use crate::rng::SeededRng;
 
+// Elements that these lists repeat are picked more often.
+
 /// Header lines without effect on framing; some look as if they had one.
 const NOISE: [&str; 33] = [
     "Host: hello.default.example.com",
@@ -38,7 +40,9 @@ const NOISE: [&str; 33] = [
     "X-Colons: a: b: c: Content-Length: 9",
     "x-very-long-name-of-a-header-that-has-more-than-thirty-two-bytes: and a value too",
 ];
+/// Header lines that close the connection.
 const CLOSE: [&str; 3] = ["Connection: close", "connection:\tx , CLOSE", "Connection: Close"];
+/// Header lines that servers read differently or refuse.
 const UNUSUAL_LINES: [&str; 21] = [
     " Content-Length: 7",
     "\tTransfer-Encoding: chunked",
@@ -62,6 +66,7 @@ const UNUSUAL_LINES: [&str; 21] = [
     "Connection: x\r\n close",
     "Connection:\r\n close",
 ];
+/// Forms of the name of Content-Length, all correct.
 const LENGTH_NAMES: [&str; 6] = [
     "Content-Length",
     "Content-Length",
@@ -70,7 +75,9 @@ const LENGTH_NAMES: [&str; 6] = [
     "cOnTeNt-LeNgTh",
     "Content-length",
 ];
+/// Space around the value of a field.
 const SPACES: [&str; 8] = [" ", " ", " ", " ", "", "  ", "\t", " \t "];
+/// Forms of the name of Transfer-Encoding, all correct.
 const CODING_NAMES: [&str; 5] = [
     "Transfer-Encoding",
     "Transfer-Encoding",
@@ -78,6 +85,7 @@ const CODING_NAMES: [&str; 5] = [
     "TRANSFER-ENCODING",
     "tRANSFER-eNCODING",
 ];
+/// Values of Transfer-Encoding. The first six are the plain word.
 const CODINGS: [&str; 30] = [
     "chunked",
     "chunked",
@@ -164,7 +172,9 @@ const SIZES: [&str; 24] = [
     "5;\0",
     "5;\u{e9}",
 ];
+/// Ends of the bytes of a chunk, of which only the first is correct.
 const CHUNK_ENDS: [&str; 7] = ["\r\n", "\n", "", "\r", "\r\r\n", " \r\n", "x\r\n"];
+/// Size lines of the last chunk, in correct and in broken forms.
 const LAST_CHUNKS: [&str; 8] = ["0", "0", "000", "0;last", "0 ", "00;a=b", "0x0", ""];
 
 /// Generator of messages, with the bytes written so far.
@@ -230,6 +240,7 @@ impl<'a> MessageWriter<'a> {
 
     pub(super) fn line(&mut self, text: &str) {
         self.out.extend(text.bytes());
+        // A quarter as often as other unusual parts, since a head has many lines.
         let end =
             if self.unusual_per_mille > 0 && self.rng.next_below(4_000) < self.unusual_per_mille {
                 "\n"
@@ -275,10 +286,12 @@ impl<'a> MessageWriter<'a> {
                 let coding = self.rng.pick(&CODINGS);
                 (vec![self.field(&CODING_NAMES, coding)], MessageBody::Chunked)
             }
+            // The same line twice, or an empty one that ends the head early.
             2 => {
                 lines.push(lines.first().cloned().unwrap_or_default());
                 (lines, body)
             }
+            // A second line, which may contradict the first.
             3 => {
                 let length = self.rng.pick(&LENGTHS);
                 lines.push(self.field(&LENGTH_NAMES, length));
@@ -298,6 +311,7 @@ impl<'a> MessageWriter<'a> {
     }
 
     pub(super) fn content(&mut self, len: usize) {
+        // An unusual body has a byte too many, or one too few.
         let len =
             if self.is_unusual() { len + 1 - self.rng.next_below(3).min(len + 1) } else { len };
         // The content looks like heads and chunks, to catch a parser that has lost a boundary.

@@ -65,6 +65,7 @@ struct SimServerCase<'a> {
     heads: Vec<ReferenceHead>,
     /// True if the last head has a body that did not arrive whole.
     is_part: bool,
+    /// Offset in `stream` at which the server refuses a request; `None`: it accepts all.
     refuses_at: Option<usize>,
     /// Bytes of all responses so far.
     responses: Vec<u8>,
@@ -72,6 +73,7 @@ struct SimServerCase<'a> {
     heads_arrived: usize,
     /// Events that the model must report.
     expected: Vec<ModelEvent>,
+    /// Statuses of the whole responses so far, one for each request.
     served: Vec<u16>,
     /// True if the server sends no further response.
     is_over: bool,

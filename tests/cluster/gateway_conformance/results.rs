@@ -21,7 +21,7 @@ pub(super) struct SuiteTest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SuiteOutcome {
     Passed,
-    /// Also if the suite ended before the test.
+    /// The test failed, or the suite ended before it.
     Failed,
     Skipped,
 }

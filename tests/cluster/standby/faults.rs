@@ -128,7 +128,7 @@ fn a_frozen_pod_whose_agent_is_gone_for_good_is_passed_over() {
     service.wait_frozen();
 }
 
-/// Its connections stay open. So those that use the pod see the missing thaw, before the controller sees anything.
+/// The connections of the pod stay open. So their users see the missing thaw before the controller sees anything.
 #[test]
 fn a_frozen_pod_whose_agent_hangs_is_passed_over() {
     let rouse = RouseCluster::shared();

@@ -73,6 +73,7 @@ pub(super) struct BenchClientPod {
 }
 
 impl BenchCluster {
+    /// Starts a cluster for a bench, with the images of Rouse and of the sample application.
     fn up(context: &ClusterBenchContext, nodes: u8, proxy: &str) -> Result<Self> {
         let (name, xtask) = (context.name.as_str(), std::env::current_exe()?);
         let cluster = |args: &[&str]| {

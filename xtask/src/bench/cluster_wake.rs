@@ -55,6 +55,7 @@ const STANDARD_SETTINGS: [(&str, &str, &str); 2] = [
 /// Time after which a changed ConfigMap is in force in every replica.
 const SETTING_EFFECTIVE_AFTER: Duration = Duration::from_secs(20);
 
+/// Measures cold starts with the fast and the standard settings, and those of the peer in both proxy modes.
 pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     {
@@ -163,6 +164,7 @@ pub(super) fn wake_service(
     let text = cluster.run_in_pod(client, &load)?;
     let record: LoadRecord = serde_json::from_str(text.trim())
         .with_context(|| format!("{name}: cannot read `{}`", text.trim()))?;
+    // A lost request has no time that could be compared.
     if !record.is_answered() {
         bail!("{name} got no response from a pod: status {} {}", record.status, record.error);
     }

@@ -71,7 +71,9 @@ struct ConnectTargets {
     endpoints: String,
 }
 
+/// Measures Rouse beside kube-proxy with growing numbers of Services.
 pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
+    // An interrupted run leaves its namespaces behind, which would be measured as well.
     node::remove_leftovers()?;
     let mut results = CaseResults::new("clusterip");
     for services in SIZES {
@@ -83,6 +85,7 @@ pub(super) fn run(context: &ClusterIpBenchContext) -> Result<Vec<BenchRow>> {
             results.add(&format!("udp_{services}"), datagrams::measure(context, services));
         }
     }
+    // Rounds with thousands of Services take minutes, and need fewer repetitions.
     let long_rounds = context.rounds.div_ceil(ROUNDS_PER_LONG_ROUND);
     if context.cases.contains("start") {
         results.add("start", starts::measure(context, long_rounds));

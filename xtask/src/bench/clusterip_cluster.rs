@@ -46,6 +46,7 @@ impl DeploymentManifest<'_> {
     /// Returns the manifest, with zero replicas.
     fn text(self) -> String {
         let Self { name, labels, annotations, port_name, pod_field, container_field } = self;
+        // YAML's flow style needs a value, also where there are no pairs.
         let (labels, annotations) = (or_none(labels), or_none(annotations));
         format!(
             "---

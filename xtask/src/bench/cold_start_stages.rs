@@ -63,6 +63,7 @@ impl ClusterColdStart {
     /// Finds the stages of the cold start that the request in `record` caused.
     pub(super) fn from_record(record: &LoadRecord, traces: &ColdStartTraces<'_>) -> Self {
         let (requested_us, first_byte_us) = (record.at_us, record.at_us + record.first_byte_us);
+        // Logs name the Revision, and a pod is named after it.
         let revision = record.pod.split("-deployment-").next().unwrap_or_default();
         // A log holds the decisions of the whole run: only a line within this request's time is its own.
         let logged = |log: &str, phrase: &str, subject: &str| {
@@ -144,6 +145,7 @@ struct SandboxTimes {
 }
 
 impl SandboxTimes {
+    /// Reads the times of a pod's sandbox and container in the log of containerd.
     fn from_log(pod: &str, log: &str) -> Self {
         // The call's begin and its return are lines of this form; the first one is the begin.
         let is_sandbox_line =

@@ -74,6 +74,7 @@ fn program_share_rows(
     let (mut connect, mut every) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let (measured, run_time) = ebpf_run_time::measure_run_time(&measure)?;
+        // Per connect, as a share of a connect without any program.
         let share = |us: f64| us / measured.count as f64 / bare_us;
         connect.push(share(run_time.connect_us));
         every.push(share(run_time.all_us));
@@ -85,7 +86,7 @@ fn program_share_rows(
     ])
 }
 
-/// Number of services that earlier cases have applied.
+/// Number of services that earlier cases have applied. `index` is that of a case behind the first.
 fn services_applied_before(index: usize) -> usize {
     CASES[index - 1].0
 }

@@ -111,6 +111,7 @@ impl Drop for ComponentProcesses {
     }
 }
 
+/// Starts controller, autoscaler, and activator as processes, and checks that none of them ends at once.
 fn start_components(cluster: &BenchCluster) -> Result<ComponentProcesses> {
     create_activator_pod(cluster)?;
     let (controller, autoscaler) = ("http://127.0.0.1:7100", "http://127.0.0.1:7110");

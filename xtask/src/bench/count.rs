@@ -158,6 +158,7 @@ const SUBJECTS: [&str; 4] = ["off", "rouse", "empty", "nginx-sidecar"];
 /// Least runs a request for a program to have rows of its own; programs of connections run less often.
 const MIN_RUNS_PER_REQUEST: f64 = 0.05;
 
+/// Returns rows of a request's CPU time in all programs, and of the time and runs of each frequent program.
 fn program_time_rows(case: &str, profile: &CountBenchProfile, recorder: f64) -> Vec<BenchRow> {
     let goal = match case {
         "h1" => BenchGoal::AtMost(300.0),

@@ -166,6 +166,7 @@ pub(super) fn service_addresses(
     let pod = pods.iter().find(of_service).with_context(|| format!("{service} has no pod"))?;
     let pod: IpAddr = pod["status"]["podIP"].as_str().context("a pod without podIP")?.parse()?;
     let name = format!("{service}.default.svc.cluster.local");
+    // By the resolver of a client, so that the measured path includes what clients use.
     let mut getent = node.client_command(Path::new("getent"));
     let text = sh::capture(getent.args(["ahostsv4", &name]))?;
     let service = text.split_whitespace().next().context("the service's name has no address")?;
@@ -209,6 +210,7 @@ impl BridgeServer {
         Ok(Self { server, netns, address, cgroup })
     }
 
+    /// Connects the server's network namespace to the node's bridge, and starts the server inside.
     fn spawn(
         node: &LocalNode,
         hello: &Path,

@@ -30,6 +30,7 @@ impl PlainDeployment {
         })?;
         let deployment = Self { name, address };
         deployment.measure_start(cluster, client)?;
+        // Each measured start begins from zero pods, like the first one.
         deployment.scale_to_zero(cluster)?;
         Ok(deployment)
     }

@@ -38,6 +38,7 @@ const PULSE_ARGS: [&str; 4] = ["--stages", "25x10s", "--path", "/?sleep=100"];
 /// Time without changes after each new number of pods.
 const PAUSE_AFTER_SCALING: Duration = Duration::from_secs(3);
 
+/// Scales Rouse, then its peer, out and in under load, and counts the lost requests of each.
 pub(super) fn run(cluster_context: &ClusterBenchContext) -> Result<Vec<BenchRow>> {
     let cluster = cluster_context.create_cluster(2, "iptables")?;
     cluster.install("standard")?;

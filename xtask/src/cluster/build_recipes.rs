@@ -40,7 +40,7 @@ pub(crate) struct BuildRecipe {
     pub(crate) version: String,
     tags: &'static str,
     ldflags: String,
-    /// Packages to build, each with the name of its program; none if only the manifests are wanted.
+    /// Packages to build, each with the name of its program. Empty if only the manifests are wanted.
     pub(crate) programs: Vec<(String, &'static str)>,
     /// Source of a main package in place of the module's.
     pub(crate) main: Option<&'static str>,

@@ -102,6 +102,7 @@ pub(crate) fn create_leaf(path: &str, leaf: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let parent = hierarchy.mount.join(path);
         let path = parent.join(leaf);
+        // Without a delegation: in v2, a cgroup with processes can give no controllers to those below it.
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         if hierarchy.has_cpuset() {
             inherit_cpuset(&parent, &path)?;

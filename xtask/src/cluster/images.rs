@@ -77,6 +77,7 @@ fn check_examples(workspace: &CargoWorkspace) -> Result<()> {
         }
         for line in fs::read_to_string(&file)?.lines() {
             let Some(name) = parse_image_name(line) else { continue };
+            // Found here, before a test waits in vain for a pod that cannot pull.
             if is_missing(name) {
                 bail!("{} names the image {name}, which xtask does not make", file.display());
             }

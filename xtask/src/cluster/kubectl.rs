@@ -137,7 +137,7 @@ impl ClusterStarter<'_> {
         Ok(self.try_kubectl(&args)?.is_some_and(|text| text.trim() == "1"))
     }
 
-    /// Nodes that the API server has registered; none if it does not respond.
+    /// Returns the nodes that the API server has registered. Without its response it returns none.
     pub(crate) fn nodes(&self) -> Result<Vec<RegisteredNode>> {
         let text = self.try_kubectl(&["get", "nodes", "--output", "json"])?.unwrap_or_default();
         let list: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();

@@ -157,6 +157,7 @@ fn run_ip_batch(netns: &Path, lines: &[String]) -> Result<()> {
     for line in lines {
         writeln!(stdin, "{line}")?;
     }
+    // The end of its input ends the command.
     drop(stdin);
     if !child.wait()?.success() {
         bail!("cannot set up the network of {}:\n{}", netns.display(), lines.join("\n"));

@@ -88,6 +88,7 @@ fn sign(
         params.distinguished_name.push(DnType::OrganizationName, subject.group);
     }
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    // Only servers have names that a client checks.
     params.extended_key_usages = match subject.alt_names.is_empty() {
         true => vec![ExtendedKeyUsagePurpose::ClientAuth],
         false => vec![ExtendedKeyUsagePurpose::ServerAuth],

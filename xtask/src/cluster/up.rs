@@ -248,6 +248,7 @@ fn updated_record(
     {
         bail!("cluster {name} belongs to the test run of process {}: wait for its end", owner.pid);
     }
+    // etcd holds what another version may not read.
     if old.kubernetes != version.to_string() {
         bail!("cluster {name} runs {}: run `cargo xtask cluster down` first", old.kubernetes);
     }

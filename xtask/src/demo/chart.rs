@@ -26,9 +26,10 @@ const GRID_COLOR: &str = "#cccccc";
 pub(super) fn svg(run: &DemoRun) -> String {
     let records: Vec<&LoadRecord> = run.records.iter().map(|(_, record)| record).collect();
     let first = records.iter().map(|record| record.at_us).min().unwrap_or(0);
+    // The chart ends with the pods, which stay for a while after the last request.
     let last_sample_us = run.samples.last().map_or(first, |sample| sample.at_us);
     let steps = (last_sample_us.saturating_sub(first) / STEP_US + 1) as usize;
-    let bars = bars(&records, first, steps);
+    let bars = chart_bars(&records, first, steps);
     let max_requests = bars.iter().map(|bar| bar.direct + bar.activator).fold(1.0, f64::max);
     let x = |step: f64| LEFT + (RIGHT - LEFT) * step / steps as f64;
 
@@ -80,7 +81,7 @@ struct ChartBar {
 }
 
 /// Adds each request to the steps that it spans, weighted by its share of the step's time.
-fn bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
+fn chart_bars(records: &[&LoadRecord], first: u64, steps: usize) -> Vec<ChartBar> {
     let mut bars = vec![ChartBar::default(); steps];
     for record in records {
         let start = record.at_us - first;
@@ -195,7 +196,7 @@ mod tests {
     #[test]
     fn a_request_counts_in_each_step_by_the_time_it_lasted_there() {
         let (one, two) = (record(1_000_000, 150_000, true), record(1_050_000, 50_000, false));
-        let bars = bars(&[&one, &two], 1_000_000, 3);
+        let bars = chart_bars(&[&one, &two], 1_000_000, 3);
         let bar = |direct, activator| ChartBar { direct, activator };
         assert_eq!(bars, [bar(1.0, 0.5), bar(0.5, 0.0), bar(0.0, 0.0)]);
     }

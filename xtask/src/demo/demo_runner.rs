@@ -57,6 +57,7 @@ pub(super) fn run(node: &LocalNode, manifest: &Path) -> Result<DemoRun> {
     runner.screen.print_line("load rises to 40 requests at once");
     runner.send(RequestPurpose::Load, STAGES, "/?sleep=100", None)?;
     runner.screen.print_line("load stops");
+    // Each wake must find no pod, or it would show the direct path.
     runner.wait_until_asleep()?;
     runner.wake_service("another request comes")?;
     runner.wait_until_asleep()?;
@@ -111,6 +112,7 @@ impl DemoRunner<'_> {
         sh::capture(self.node.rouse_command(&["apply", "-f"]).arg(&file))?;
         self.screen.print_line("hello is applied with the annotation rouse.dev/standby: \"1\"");
         for _ in 0..STANDBY_WAKES {
+            // This machine cannot freeze pods, so the demonstration ends here.
             if !self.wait_until_frozen()? {
                 return Ok(());
             }

@@ -84,6 +84,7 @@ impl KernelOutcome {
                 Some(code) => errors.push(format!("run {run} failed ({code})")),
             }
         }
+        // A machine that fails early could otherwise look like one without faults.
         if !programs.values().any(|verdict| matches!(verdict, VerifierVerdict::Walked(_))) {
             errors.push("no program was loaded".to_owned());
         }
@@ -160,6 +161,7 @@ impl KernelTables<'_> {
         Ok(())
     }
 
+    /// Writes a row for each kernel.
     fn summary(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,

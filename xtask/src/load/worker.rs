@@ -154,6 +154,7 @@ async fn send(
     }
 }
 
+/// Sends a request, once more over a new connection if a pooled one has just been closed.
 async fn send_with_retry(
     args: &LoadArgs,
     pooled: Option<LoadConnection>,

@@ -220,6 +220,7 @@ fn print_backend_changes(addr: SocketAddr, every: Duration) {
                 return;
             }
         }
+        // At a fixed pace, also if connects take long.
         if let Some(rest) = every.checked_sub(begun.elapsed()) {
             sh::sleep(rest);
         }
@@ -238,7 +239,7 @@ fn wait_for_answers(
 ) -> ServiceAnswers {
     let sample_size = sample.clamp(1, all.len().max(1));
     let sampled = (0..sample_size).filter_map(|index| {
-        // The first and the last one are in the sample.
+        // The first and the last address are in the sample.
         let position = index * all.len().saturating_sub(1) / sample_size.saturating_sub(1).max(1);
         all.get(position).copied()
     });
@@ -272,6 +273,7 @@ fn scan_answers(
             let answers = attempt(*addr);
             if answers {
                 last_us = Some(unix_us());
+                // Answers of the first pass were there before: the pass itself takes time.
                 last_late_us = if is_first_pass { None } else { last_us };
             }
             !answers

@@ -31,6 +31,7 @@ fn install(missing_tool: MissingTool, yes: bool) -> Result<()> {
         MissingTool::Compiler => install_nightly(yes),
         MissingTool::Llvm(version) => {
             let package = format!("llvm-{version}-dev");
+            // Debian's compiler has an LLVM of Debian, for which there is a package.
             if recent && candidate_version(&package).is_none() {
                 println!("There is no package {package} for the nightly compiler's LLVM.");
                 return install_system(yes);

@@ -151,6 +151,7 @@ fn run_separate_tests(
         })
     });
     println!("\non the cluster {SEPARATE_CLUSTER}:\n{output}");
+    // A cluster that a user started stays.
     if !did_exist {
         sh::run(cluster_command(xtask, SEPARATE_CLUSTER).arg("down"))?;
     }
@@ -353,6 +354,7 @@ fn run_on_existing_cluster(
     let main_file = builder.workspace.root.join("tests/cluster/main.rs");
     let main = fs::read_to_string(&main_file)
         .with_context(|| format!("cannot read {}", main_file.display()))?;
+    // They stop nodes and processes, which only xtask's own clusters allow.
     let modules = modules_for_xtask_clusters(&main);
     let skipped_modules: Vec<_> =
         modules.iter().map(|module| (module.as_str(), "xtask did not make this cluster")).collect();

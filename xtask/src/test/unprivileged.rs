@@ -81,6 +81,7 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
         let command = builder.cargo_test(&["--doc"]);
         commands.push(TestCommand { source: "examples in documentation".to_owned(), command });
     }
+    // The longest ones start first, or they would run alone at the end.
     let rank = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);
     commands.sort_by_key(|it| rank(it).unwrap_or(LONGEST_PROGRAMS.len()));
     if needs_packages {

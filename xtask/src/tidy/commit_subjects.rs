@@ -30,6 +30,7 @@ fn rejection_reason(subject: &str, crates: &[&str]) -> Option<String> {
     }
     let mut words = rest.split(|letter: char| !letter.is_alphanumeric() && letter != '\'');
     let first = words.next().unwrap_or_default();
+    // No dictionary is asked: a small letter and no `-ing` rule out most mistakes.
     let is_verb = first.chars().all(char::is_lowercase) && !first.ends_with("ing");
     if !is_verb || words.next().is_none() {
         return Some("does not begin with a verb in small letters and its object".to_owned());

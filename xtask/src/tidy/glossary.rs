@@ -54,6 +54,7 @@ impl Glossary {
 
     /// Reads one source file, and returns the retired words in its code.
     pub(crate) fn check_file(&mut self, file: &SourceFile<'_>) -> Vec<TidyFinding> {
+        // A row is done once its name is found; those left at the end have no definition.
         self.undefined.retain(|(name, path, _)| {
             file.path != path || !file.text.lines().any(|line| defines(line, name))
         });
@@ -97,6 +98,7 @@ fn identifier_words(code: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut last = ' ';
     for letter in code.chars() {
+        // A capital letter begins a word only behind a small one: `TLS` is one word.
         let is_start = !last.is_alphanumeric() || (letter.is_uppercase() && last.is_lowercase());
         if letter.is_alphanumeric() {
             if is_start {

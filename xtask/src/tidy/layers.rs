@@ -264,6 +264,7 @@ impl<'a> CrateLayers<'a> {
         for (from, to, location) in &imports.edges {
             let from = layers_of_crate.checked_module(from);
             let to = layers_of_crate.checked_module(to);
+            // The crate root may import everything.
             if from != to && !from.is_empty() {
                 let locations =
                     layers_of_crate.graph.entry(from).or_default().entry(to).or_default();
@@ -295,6 +296,7 @@ impl<'a> CrateLayers<'a> {
         self.layers.iter().position(contains)
     }
 
+    /// Checks the imports of the crate, and counts them.
     fn check(&self, name: &str) -> (Vec<TidyFinding>, LayerFigures) {
         let mut findings = Vec::new();
         let imports = self.graph.values().map(BTreeMap::len).sum();
@@ -345,6 +347,7 @@ impl<'a> CrateLayers<'a> {
                 |it: &&&ModulePath| reachable.get(**it).is_some_and(|back| back.contains(from));
             let cycle: BTreeSet<&ModulePath> =
                 targets.iter().filter(is_same_cycle).copied().collect();
+            // Each cycle is found from all of its modules, and is listed for the first one only.
             if cycle.first() == Some(from) {
                 cycles.push(cycle);
             }

@@ -88,6 +88,7 @@ pub(crate) fn check_queries(
     let queried = metric_names(text)
         .filter(|(_, name)| !named_series(name).any(|it| documented.contains(it)));
     let queried = queried.map(|(line, name)| (line, name, HANDBOOK));
+    // By Prometheus' convention, a colon stands only in names that rules record.
     let unrecorded = words(text).filter(|(_, word)| {
         word.contains(':')
             && METRIC_PREFIXES.iter().any(|it| word.starts_with(it.trim_end_matches('_')))

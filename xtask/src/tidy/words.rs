@@ -145,6 +145,7 @@ fn docs(text: &str) -> Vec<DocComment> {
         if let Some(marker) = marker {
             let body = &line[marker.len()..];
             match docs.last_mut().filter(|_| last == Some(marker)) {
+                // Lines of the same kind that follow each other are one doc.
                 Some(doc) => doc.text += body,
                 None => {
                     docs.push(DocComment { line: index + 1, text: body.trim_start().to_owned() })

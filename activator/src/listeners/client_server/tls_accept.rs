@@ -243,6 +243,7 @@ impl ClientConnectionServer {
         let count = {
             let peek = stream.peek(&mut first);
             tokio::pin!(peek);
+            // Biased: a byte that is there counts, also after the activator has stopped.
             tokio::select! {
                 biased;
                 peeked = peek.as_mut() => peeked?,

@@ -17,9 +17,9 @@ use crate::{
 pub enum WaitCause {
     /// The RouteTable lists no ready pod: the Revision is asleep or starts.
     NoReadyPod,
-    /// No ready pod has capacity for it.
+    /// No ready pod has capacity for the request.
     NoCapacity,
-    /// It has a pod, whose connection takes long to open.
+    /// The request has a pod, whose connection takes long to open.
     LateDial,
 }
 
@@ -39,10 +39,11 @@ impl WaitCause {
 #[derive(Debug)]
 pub struct QueueEntry {
     revision: Arc<ActivatorRevision>,
-    /// Port of the scaled Service that it is for; `None`: the Revision is one of Knative.
+    /// Port of the scaled Service that the request is for; `None`: the Revision is one of Knative.
     service_port: Option<NonZeroU16>,
     /// Place in the order of arrival, from the first time that it asks for a pod.
     place: Option<QueuePlace>,
+    /// Number of bytes that the request holds while it waits.
     bytes: usize,
     /// Address of the client; `None`: it is not known.
     client: Option<IpAddr>,
@@ -177,6 +178,7 @@ fn count_wait(
     let starts_waiting = waiting_since.is_none();
     if starts_waiting {
         *waiting_since = Some(Instant::now());
+        // Only the client of the first waiting request counts: its zone is that of the pod which the request wakes.
         if state.totals.in_flight() == 0
             && let Some(active) = &mut state.active
         {
@@ -203,6 +205,7 @@ impl Drop for QueueEntry {
             state.drop_if_idle();
             (waiter, permits)
         };
+        // Outside of the lock: a permit wakes its task, which may take the lock at once.
         send_permits(permits);
         drop(waiter);
         self.end_waiting(false);

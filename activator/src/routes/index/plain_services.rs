@@ -132,6 +132,7 @@ fn plain_service(backend: &PlainBackend, context: &Arc<RevisionContext>) -> Rout
         allowed_sources: None,
         owner_names,
     }));
+    // To the request path, the ClusterIP is the only pod of a Revision, and it is always ready.
     let pod = PodTableEntry {
         address: Some(backend.address),
         is_ready: true,

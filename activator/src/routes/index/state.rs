@@ -224,6 +224,7 @@ impl RouteIndexState {
         }
         let Some(mut shadowed) = self.shadowed_hosts.remove(host) else { return };
         shadowed.retain(|it| !is_of_service(it));
+        // The host goes to the next service that wants it, in an order that all replicas share.
         if let (None, Some(first)) = (self.by_host.get(host), first_host_by_service_name(&shadowed))
         {
             self.by_host.insert(shadowed.swap_remove(first));
@@ -401,6 +402,8 @@ impl RouteIndexState {
             let pods = self.pods_by_revision.get_mut(revision);
             let Some(pod) = pods.and_then(|pods| pods.get_mut(uid)) else { continue };
             let reports = &self.agent_reports;
+            // The address must be that of the table: a report about an earlier container's address says nothing about
+            // this one.
             let is_early_ready =
                 pod.address.is_some_and(|address| reports.is_ready_at(node, uid, address));
             if std::mem::replace(&mut pod.is_early_ready, is_early_ready) != is_early_ready {

@@ -57,6 +57,7 @@ pub(crate) async fn scan_pods(
     results
 }
 
+/// Scans one pod on a thread of its own, and closes the connections whose requests are overdue.
 async fn scan_pod(
     namespace: NetworkNamespace,
     due: DeadlineScanTarget,
@@ -65,6 +66,7 @@ async fn scan_pod(
 ) -> DeadlineScanResult {
     let DeadlineScanTarget { uid, timeout } = due;
     let job = move || {
+        // Outside of the scan: connections that were closed before an error count too.
         let mut closed = 0;
         let scan = || DeadlineScanner { timeout, ports, conns }.scan(&mut closed);
         let scan = namespace.run_inside("list connections", scan);
@@ -151,6 +153,7 @@ impl DeadlineScanner {
         let mut ended = BTreeSet::new();
         for connection in self.overdue(waiting) {
             let Some(before) = sent_before.get(&connection.cookie()) else { continue };
+            // Read again just before the close: the pod may have sent a part of its response since.
             let is_unchanged = sent_segments(diag, connection)? == *before;
             if (is_unchanged || is_last) && destroy(diag, connection)? {
                 ended.insert(connection.cookie());

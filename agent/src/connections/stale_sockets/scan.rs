@@ -74,6 +74,7 @@ pub(super) fn end_stale_sockets(
     endpoints: &EndpointRounds,
 ) -> Result<StaleSocketRound, KernelMapError> {
     let mut round = StaleSocketRound::default();
+    // An open socket may be older than the last change of the maps' sizes, and has its record in maps of those sizes.
     let records = &records.with_other_sizes();
     let mut left = LeftEndpoints::new();
     records.for_each(|socket| {

@@ -121,6 +121,7 @@ impl StaleSocketTask {
                     metrics.tcp_sockets_ended.inc_by(round.ended.tcp);
                     log_round(&round, failures.record(round.has_failed()));
                 }
+                // Only the first of several failures in a row is logged.
                 Err(error) if failures.record(true) => {
                     warn!(error = %error_chain(&error), "cannot read the records of sockets");
                 }

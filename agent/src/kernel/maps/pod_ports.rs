@@ -29,6 +29,7 @@ impl PodPortEntries {
             let key = ListenKey { netns_cookie, port: port.into(), reserved: 0 };
             let is_new = matches!(self.0.get(&key, 0), Err(MapError::KeyNotFound));
             if let Err(source) = self.0.insert(key, value, 0) {
+                // An entry whose removal fails belongs to no registered port, so it only takes room.
                 for key in added {
                     let _counts_for_no_pod = self.0.remove(&key);
                 }

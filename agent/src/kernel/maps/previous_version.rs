@@ -74,6 +74,7 @@ impl PreviousCounters {
         opened.ok()
     }
 
+    /// Opens the maps of another version. An error if one is missing or has another shape.
     fn try_open(pins: &Path) -> Result<Self, KernelMapError> {
         let size = |bytes: usize| bytes as u32;
         // Another ABI version may lay out the same names differently; sizes are all that can be compared.

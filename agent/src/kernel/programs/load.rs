@@ -42,6 +42,7 @@ pub(super) struct OpenedObject {
     pub(super) locked_close: Result<(), locked_close::LockedCloseError>,
 }
 
+/// Loads the programs and their maps for the pins in force. Nothing is attached yet.
 pub(super) fn open_object(
     object: &[u8],
     paths: &AgentPaths,
@@ -205,6 +206,8 @@ pub(super) fn log_unsupported(
     locked_closer.map_err(without).ok()
 }
 
+/// Loads a prepared object, with the sizes of its maps and the features of this kernel. `old` has the maps of the
+/// version in force.
 fn load_object(
     object: &[u8],
     paths: &AgentPaths,

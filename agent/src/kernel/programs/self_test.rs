@@ -29,6 +29,7 @@ impl EbpfPrograms {
         result
     }
 
+    /// Makes a connect, a datagram and a listener in the cgroup, and compares them with what the programs have counted.
     fn run_self_test(&self, cgroup: &Path, maps: &mut KernelMaps) -> Result<(), EbpfProgramsError> {
         let failed = |what: String| EbpfProgramsError::SelfTest { cgroup: cgroup.to_owned(), what };
         let words = [abi::CONTROL_SELF_TEST, abi::CONTROL_SELF_TEST_DATAGRAMS];
@@ -40,6 +41,7 @@ impl EbpfPrograms {
             [0, 1].map(|at| maps.control_word(words[at]).wrapping_sub(before[at]));
         if connects_seen < u64::from(report.connects) {
             let mut what = format!("its connect was not seen (errno {})", report.connect_errno);
+            // Each address family has a program of its own, so one of them may be called and the other not.
             if connects_seen > 0 {
                 what = "its IPv6 connect was not seen".into();
             }

@@ -17,8 +17,8 @@ use crate::paths::AgentPaths;
 /// Programs that serve a client's socket for as long as it is open.
 pub(super) const CLIENT_SOCKET_PROGRAMS: [&str; 5] =
     ["release", "getpeername4", "getpeername6", "recvmsg4", "recvmsg6"];
-/// Maps that a retired version keeps while such sockets are open. They show that, and to which endpoints the sockets
-/// were led.
+/// Maps that a retired version keeps while such sockets are open. They show which sockets that are, and to which
+/// endpoints they were led.
 const RETIRED_VERSION_MAPS: [&str; 5] =
     [maps::CLAIMS, maps::CLIENTS, maps::OVERFLOW_COPIES, maps::CONTROL, maps::UDP_SOCKETS];
 

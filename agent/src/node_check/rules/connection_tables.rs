@@ -42,6 +42,7 @@ pub(super) fn check_connection_tables(tables: &ConnectionTables) -> CheckLine {
             }
         }
         ConnectionTables::Configurable { child_entries, .. } => {
+            // The kernel rounds the setting up in this way.
             let entries = child_entries.next_power_of_two();
             format!("pods that start get their own, of {entries} buckets")
         }

@@ -149,6 +149,7 @@ impl SearchedPod {
         self.pod_server = match result {
             Ok(server) => Some(server),
             Err(error) => {
+                // Each search tries again, so only the first of several errors in a row is logged.
                 if !had_error {
                     let error = common::link::error_chain(&error);
                     warn!(

@@ -90,6 +90,7 @@ pub(super) async fn handle_idle(State(state): State<PodServerState>, query: Stri
     let idle = &state.servers.idle;
     match idle.next_updates(state.cookie, after, &clients, wait).await {
         Ok(Some(updates)) => encode_response(&updates).into_response(),
+        // The pod is not registered, so no event would come.
         Ok(None) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         Err(error) => {
             warn!(uid = state.uid, %error, "cannot watch the connections of a pod");

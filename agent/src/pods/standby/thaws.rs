@@ -48,6 +48,8 @@ impl StandbyMachine {
         if self.is_frozen() {
             self.has_unknown_thaw = true;
             out.push(StandbyAction::Thaw(match kind {
+                // A packet of unknown kind may be a request, so the pod must be counted as woken until it is known for
+                // a probe.
                 PacketKind::Unknown | PacketKind::Request => ThawCause::Request,
                 PacketKind::Probe => ThawCause::Probe,
             }));

@@ -125,6 +125,7 @@ impl TrackedPod {
         self.kernel_state.listeners > 0 || self.listeners_at(self.pod.port.get()).next().is_some()
     }
 
+    /// Returns the reason for which the pod is not ready, for its users; empty: there is none.
     pub(super) fn not_ready_reason(&self) -> String {
         let in_namespace =
             self.facts.as_ref().map_or(self.namespace_missing, |facts| facts.incompatibility);
@@ -133,6 +134,7 @@ impl TrackedPod {
             .map(|it| it.to_string())
             .or_else(|| self.unregistered_reason())
             .or_else(|| redirects.then(|| Incompatibility::Redirected.to_string()));
+        // These reasons come first: no listener makes a pod ready that cannot be counted.
         if let Some(reason) = not_counted {
             return reason;
         }

@@ -47,6 +47,8 @@ impl TrackedPod {
     ) {
         let last_pause = self.registration_retry.as_ref().map(|last| last.pause);
         let pause = match failure {
+            // A slot becomes free as soon as another pod ends. A failed write is likely to fail again, so its pauses
+            // grow.
             RegistrationFailure::NoFreePodSlot => RETRY_PERIOD,
             RegistrationFailure::NotWritten(_) => {
                 last_pause.map_or(RETRY_PERIOD, |last| (last * 2).min(RETRY_PAUSE_MAX))

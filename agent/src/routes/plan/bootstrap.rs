@@ -47,7 +47,7 @@ impl RoutePlanner {
 /// them. A planner that then starts keeps them until the Services of the cluster are known.
 ///
 /// `own` are the addresses at which the agent reaches API servers without their Service; frontends there are left out.
-/// Without any, the Service is: the agent could not correct a list that leads nowhere.
+/// `None`: the agent needs their Service, whose frontends are left out. It could not correct a list that leads nowhere.
 pub fn bootstrap_ops(
     kernel: KernelRoutes,
     frontends: &[BootstrapFrontend],

@@ -351,6 +351,7 @@ impl ClusterServices {
         }
     }
 
+    /// Sets or, with `None`, removes an EndpointSlice. The Services of it, before and now, are due.
     fn set_slice(&mut self, name: &NamespacedName, observed: Option<ObservedSlice>) {
         let before = self.slice_services.get(name).cloned();
         let now = observed.as_ref().map(|it| it.service.clone());
@@ -441,6 +442,7 @@ impl ClusterServices {
         let before = std::mem::replace(&mut service.frontends, frontends.into_iter().collect());
         let is_released = |key: &&FrontendKey| !service.frontends.contains(*key);
         let released = before.iter().filter(is_released).copied().collect();
+        // Slices may be observed before their Service, and after its deletion.
         if service.observed.is_none() && service.slices.is_empty() {
             self.services.remove(number);
         }

@@ -99,6 +99,7 @@ impl RoutePlanner {
     ) -> (Vec<FrontendFacts>, Option<ServiceCursor>) {
         let numbers = self.table.numbers_after(cursor.source, &cursor.name, limit);
         let facts = numbers.iter().flat_map(|&number| self.service_facts(number)).collect();
+        // Fewer services than the limit are the last ones of their source.
         let last = numbers.last().filter(|_| numbers.len() == limit);
         let last = last.and_then(|&number| self.table.service_name(number));
         let next = match last {
@@ -127,6 +128,7 @@ impl RoutePlanner {
         let list = self.lists.get(&BackendListKey::Frontend(*key));
         let unfit = self.unfit_services.get(&number);
         let (mode, reason) = self.mode_of(number, list, unfit);
+        // The list of a shadowed frontend belongs to another service.
         let own_list = list.filter(|_| mode != FrontendMode::Shadowed);
         Some(FrontendFacts {
             namespace: name.namespace.to_string(),

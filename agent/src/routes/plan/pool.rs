@@ -71,7 +71,7 @@ impl KernelIdPool {
         self.0.release_expired(now_ns);
     }
 
-    /// Returns the number of ids that are not free, in quarantine or reserved ones included, and that of all.
+    /// Returns two numbers: the ids that are not free, with those in quarantine and reserved ones, and all ids.
     pub(super) fn usage(&self) -> (usize, usize) {
         self.0.usage()
     }
@@ -153,7 +153,7 @@ impl ExtentPool {
         share.available(self.free_count + self.quarantined_count(), self.size)
     }
 
-    /// Returns the number of entries that are not free, those in quarantine included, and that of all.
+    /// Returns two numbers: the entries that are not free, with those in quarantine, and all entries.
     pub(super) fn usage(&self) -> (usize, usize) {
         (self.size - self.free_count, self.size)
     }
@@ -222,6 +222,7 @@ impl ExtentPool {
         if wanted > self.available_later(share) {
             return false;
         }
+        // The sum alone does not decide: the entries must also join to runs that hold each list.
         let mut later = self.clone();
         later.release_expired(u64::MAX);
         counts.iter().all(|&count| later.allocate(count).is_some())
@@ -248,6 +249,7 @@ impl ExtentPool {
     }
 
     fn merge_free(&mut self, mut offset: u32, mut count: u32) {
+        // Joined with its neighbours, so that long lists find a run: the free runs never touch.
         if let Some((&before, &length)) = self.by_offset.range(..offset).next_back()
             && before + length == offset
         {

@@ -54,7 +54,7 @@ pub(super) struct FreedParts {
 
 /// Place of a list's next content.
 enum ListPlace {
-    /// Its own extent.
+    /// Extent that the list has already.
     Edited(ListEdit),
     /// New extent, with this offset and capacity.
     Moved(u32, u32),

@@ -130,6 +130,8 @@ fn parse_rewrite(
     backends: Vec<raw::Backend>,
 ) -> WireResult<(Option<UrlRewrite>, Vec<raw::Backend>)> {
     let Some(rewrite) = rewrite else { return Ok((None, backends)) };
+    // Earlier releases know no rewrite. They find no backend at the rule, and refuse its requests instead of sending
+    // them on unchanged.
     if !backends.is_empty() {
         let rule = "must be in the rewrite";
         return Err(WireError::new("rule.backends", backends.len(), rule));

@@ -236,6 +236,8 @@ impl From<GatewayRules> for raw::Ingress {
         });
         let mut lists: [Vec<raw::Domain>; 5] = Default::default();
         for domain in value.mapped_domains {
+            // A domain with a condition is in a list of its own, which earlier releases ignore: they must not serve it
+            // without the condition.
             let list = match domain.protocol {
                 DomainProtocol::TcpOverTls => 4,
                 DomainProtocol::TlsPassthrough => 3,

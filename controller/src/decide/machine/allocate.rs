@@ -19,6 +19,7 @@ pub(super) fn allocate(app: &mut AppState, name: &NamespacedName, cluster: &mut 
     name_claims::update_route_claims(app, name, cluster);
 }
 
+/// Gives each name that the Route owns an allocation, and releases those of names that it has lost.
 fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut ClusterState) {
     let Some(route) = &mut app.route else { return };
     // `None` is the Route's own name, as in an allocation.
@@ -46,7 +47,7 @@ fn allocate_owned_names(app: &mut AppState, name: &NamespacedName, cluster: &mut
             (PlatformKind::Kubernetes, None) => adopt_from_service(name, tag, cluster),
         };
         if let Some(new_allocation) = new_allocation {
-            reserve(&new_allocation, cluster);
+            reserve_allocation(&new_allocation, cluster);
             // Most Routes have one name; `push` alone would allocate space for four.
             route.allocations.reserve_exact(1);
             route.allocations.push(new_allocation);
@@ -83,6 +84,7 @@ fn follow_placeholder(
     let service = placeholder_name(name, allocation.tag.as_deref());
     let Some(placeholder) = cluster.names.placeholders.get(&service) else { return };
     allocation.cluster_ips = ClusterIpSource::ApiServer(placeholder.cluster_ips.clone());
+    // The leader's own port is newer than that of the placeholder, which the leader writes.
     let held = held_port(placeholder, cluster).filter(|_| !cluster.is_leader);
     let Some(port) = held else { return };
     if port == allocation.activator_port {
@@ -91,6 +93,7 @@ fn follow_placeholder(
     if cluster.allocated.ports.insert(port) {
         cluster.allocated.ports.remove(&allocation.activator_port);
         allocation.activator_port = port;
+        // The port that this name has released may be the one that another name waits for.
         plan_unallocated_apps(cluster);
     } else if rotate_ports(allocation.activator_port, port, cluster) {
         allocation.activator_port = port;
@@ -107,6 +110,7 @@ fn rotate_ports(own: u16, wanted: u16, cluster: &mut ClusterState) -> bool {
     let mut next = wanted;
     while next != own {
         let Some((name, tag, port)) = find_holder(next, cluster) else { return false };
+        // The chain ends, or comes to a cycle without this name: some name releases its port without help.
         if port == next || cycle.iter().any(|(_, _, it)| *it == port) {
             return false;
         }
@@ -155,6 +159,7 @@ fn adopt_from_service(
     let placeholder = cluster.names.placeholders.get(&placeholder_name(name, tag.as_deref()));
     let adopted = placeholder
         .and_then(|it| held_port(it, cluster))
+        // A port of another name may be in the Service after a user has copied it.
         .filter(|port| !cluster.allocated.ports.contains(port));
     let new_port =
         || free_port(hash_route_name(name, tag.as_deref()), cluster).filter(|_| cluster.is_leader);
@@ -174,10 +179,10 @@ fn placeholder_name(name: &NamespacedName, tag: Option<&str>) -> NamespacedName 
 
 /// Reserves the allocations of a restored app.
 pub(super) fn reserve_restored(app: &AppState, cluster: &mut ClusterState) {
-    app.allocations().iter().for_each(|it| reserve(it, cluster));
+    app.allocations().iter().for_each(|it| reserve_allocation(it, cluster));
 }
 
-fn reserve(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
+fn reserve_allocation(allocation: &RouteNameAllocation, cluster: &mut ClusterState) {
     if let ClusterIpSource::LocalRange(suffix) = allocation.cluster_ips {
         cluster.allocated.cluster_ip_suffixes.insert(suffix);
     }

@@ -36,6 +36,7 @@ impl ControllerStateMachine {
         if current.scaled.is_none() {
             return self.apply_next_plan(name, &current, previous, to_store, now);
         }
+        // Before the plan, which needs the workload. Other Services may be concerned, and are planned only after it.
         let resolved = self.resolve_scaled_service(name, now);
         self.apply_next_plan(name, &current, previous, to_store, now);
         self.finish_resolution(name, &current, resolved, now);
@@ -64,6 +65,7 @@ impl ControllerStateMachine {
             PlatformKind::Kubernetes => {
                 let keys =
                     write_keys::changed_keys(name, previous, plan.app.as_ref(), &self.cluster);
+                // Children can be missing only if their owner's object is written, and only the leader writes.
                 if self.cluster.is_leader && keys.iter().any(|it| it.part == ObjectPart::Object) {
                     self.effects.apps_to_check.push(name.clone());
                 }
@@ -132,6 +134,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Adds to the effects the pods that the local node is to start and to stop.
     fn update_local_pods(
         &mut self,
         name: &NamespacedName,
@@ -166,6 +169,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Adds to the effects the objects of the local node that are to be written or deleted.
     fn update_local_objects(
         &mut self,
         name: &NamespacedName,
@@ -200,6 +204,7 @@ impl ControllerStateMachine {
             }
             for pod in &revision.pods {
                 let had = old.and_then(|it| it.pods.iter().find(|had| had.uid == pod.uid));
+                // Pods change far more often than their Revision.
                 if had != Some(pod) {
                     out.push(LocalObjectKey::pod(&name.namespace, &pod.name));
                 }
@@ -210,6 +215,7 @@ impl ControllerStateMachine {
         out.extend(removed.flat_map(|it| LocalObjectKey::of_revision(&name.namespace, &it.name)));
     }
 
+    /// Adds to the effects the names that the local node's DNS is to have, and those that it is to lose.
     fn update_dns_names(
         &mut self,
         name: &NamespacedName,
@@ -254,6 +260,7 @@ impl ControllerStateMachine {
         previous: &AppState,
         after: &AppState,
     ) {
+        // Each replica plans, but an Event is to be recorded once.
         if !self.cluster.is_leader {
             return;
         }
@@ -337,6 +344,7 @@ fn standby_failure(revision: &AppRevision) -> Option<&ConditionReason> {
     Some(&stop.reason).filter(|it| failures.contains(&&*it.reason))
 }
 
+/// Logs what has changed of an app: scale, standby, hints, and the condition of the Service.
 fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
     let refusal = |revision: &AppRevision| revision.topology.as_ref()?.refusal;
     for revision in &after.revisions {
@@ -358,6 +366,7 @@ fn log_changes(name: &NamespacedName, previous: &AppState, after: &AppState) {
                 "scaled"
             );
         }
+        // Waking and falling asleep are changes of scale for the user, although no pod starts or ends.
         let from = old.map_or(0, AppRevision::ordered_pods);
         if from != revision.ordered_pods() {
             let key = key();

@@ -94,6 +94,7 @@ impl ControllerStateMachine {
             None => {
                 let all = self.blocking_causes.get_mut(blocked_object)?;
                 all.remove(&cause);
+                // Objects come and go, so none leaves an empty entry behind.
                 if all.is_empty() {
                     self.blocking_causes.remove(blocked_object);
                 }
@@ -102,6 +103,7 @@ impl ControllerStateMachine {
         self.blocking_causes.get(blocked_object)?.values().next().cloned().map(Box::new)
     }
 
+    /// Sets or clears a cause, and plans the owner of the object with the first cause that is left.
     fn update_blocked_reason(
         &mut self,
         blocked_object: BlockedObject,
@@ -109,6 +111,7 @@ impl ControllerStateMachine {
         reason: Option<ConditionReason>,
         now: UnixMillis,
     ) {
+        // The causes are kept apart from the app, since the end of one shows the next one.
         let first = self.set_blocking_cause(&blocked_object, cause, reason);
         let (owner, part) = blocked_object;
         self.change_app(owner, now, |app, _| match part {
@@ -196,7 +199,7 @@ impl ControllerStateMachine {
         if let Some((owner, revision)) = part_keys::owner_revision_of(&self.cluster, key) {
             return Some((owner, BlockedPart::Revision(revision)));
         }
-        // The Revision of a scaled Service has its name.
+        // The Revision of a scaled Service has the name of that Service.
         let service = part_keys::scaled_service_of(&self.cluster, key)?;
         let revision = service.name.as_str().into();
         Some((service, BlockedPart::Revision(revision)))

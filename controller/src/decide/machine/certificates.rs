@@ -47,6 +47,7 @@ impl ControllerStateMachine {
         now: UnixMillis,
     ) {
         let Some(state) = self.cluster.certificates.by_secret.get_mut(name) else {
+            // A mapping that names the Secret again soon finds its certificate here.
             if let Some(unnamed) = self.unnamed_certificates.get_mut(name) {
                 unnamed.state.apply_read(read, now.seconds());
             }
@@ -54,6 +55,7 @@ impl ControllerStateMachine {
         };
         let previous = state.clone();
         state.apply_read(read, now.seconds());
+        // Secrets are read again and again, and most reads find what is known.
         if *state == previous {
             return;
         }
@@ -78,6 +80,7 @@ impl ControllerStateMachine {
         self.follow_certificates(&changed, now);
         self.follow_requests_of_secrets(&begun_or_ended, now);
         self.reconcile_mappings_and_targets(&moved, now);
+        // Only validity is compared here: every other change of a condition has an event of its own.
         let is_outdated = |(name, mapping): &(&NamespacedName, &DomainMappingState)| {
             mapping.tls_secret.is_some()
                 && domain_mappings::tls_status(&self.cluster, name, mapping, now)
@@ -216,6 +219,7 @@ impl ControllerStateMachine {
                 changed.push((name.clone(), served));
             }
         }
+        // A second pass, since the first one reads the whole cluster state.
         for (name, served) in &changed {
             if let Some(mapping) = self.cluster.domains.mappings.get_mut(name) {
                 mapping.served_secret.clone_from(served);
@@ -254,6 +258,7 @@ impl ControllerStateMachine {
         for state in certificates.chain(client_cas) {
             let count = match state {
                 (SecretReadState::InForce, _) => &mut counts.in_force,
+                // An earlier certificate that stays in force, whatever the last read has found.
                 (_, true) => &mut counts.kept,
                 (SecretReadState::Pending, false) => &mut counts.pending,
                 (SecretReadState::Refused(_), false) => &mut counts.unusable,
@@ -269,6 +274,7 @@ impl ControllerStateMachine {
 /// Logs a state that has just begun. Nothing of the Secret but hosts and dates is logged.
 fn log_state(name: &NamespacedName, state: &CertificateState) {
     let reason = match (&state.last_read, &state.in_force) {
+        // Nothing has been decided about the Secret yet.
         (SecretReadState::Pending, _) | (SecretReadState::InForce, None) => return,
         (SecretReadState::InForce, Some(certificate)) => {
             let names = certificate.facts.names.summary();

@@ -130,6 +130,7 @@ impl ControllerStateMachine {
                 changed.push((name.clone(), served));
             }
         }
+        // A second pass, since the first one reads the whole cluster state.
         for (name, served) in &changed {
             if let Some(mapping) = self.cluster.domains.mappings.get_mut(name) {
                 mapping.served_client_ca.clone_from(served);

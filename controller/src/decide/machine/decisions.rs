@@ -32,6 +32,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Stores a decision of the active autoscaler, and plans the app if the decision changes it.
     pub(super) fn handle_decision(&mut self, decision: ScaleDecision, now: UnixMillis) {
         if let Some(unconfirmed) = &mut self.unconfirmed_decisions {
             unconfirmed.remove(&decision.revision);
@@ -153,6 +154,7 @@ impl ControllerStateMachine {
     ) -> Option<(NamespacedName, Box<AppState>)> {
         let Some(name) = self.cluster.app_of_revision(revision_name) else {
             match decided {
+                // The Revision may be observed later than the decision: streams and watches start in any order.
                 Some(decided) => self.pending_decisions.insert(revision_name.clone(), decided),
                 None => self.pending_decisions.remove(revision_name),
             };

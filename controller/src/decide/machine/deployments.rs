@@ -89,6 +89,8 @@ impl ControllerStateMachine {
         self.store_deployment(&owner, &revision.name, facts, now);
     }
 
+    /// Applies what was observed of a Revision's Deployment: its failure, and the number that another autoscaler has
+    /// set.
     fn store_deployment(
         &mut self,
         owner: &NamespacedName,
@@ -110,6 +112,7 @@ impl ControllerStateMachine {
             revision.scaling.has_replica_failure = has_replica_failure;
             let class = ParsedTemplate::of_revision(revision, cluster).class;
             let scales = &mut cluster.scaling.external_scales;
+            // Another autoscaler scales the Deployment, so its number is an observation and not a plan.
             if let Some(replicas) = replicas.filter(|_| class != AutoscalerClass::Kpa) {
                 scales.insert(key.clone(), replicas);
             } else {

@@ -65,6 +65,7 @@ impl ControllerStateMachine {
     /// this replica is not the leader.
     pub fn digest_request(&self, name: &NamespacedName) -> Option<DigestRequest> {
         let revision = self.cluster.revision(&name.namespace, &name.name)?;
+        // Digests never change once they are known: a moved tag must not change a Revision.
         if !revision.digests.is_empty() || !self.cluster.is_leader {
             return None;
         }

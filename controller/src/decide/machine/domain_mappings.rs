@@ -20,6 +20,7 @@ use crate::{
 };
 
 impl ControllerStateMachine {
+    /// Handles a DomainMapping; `None`: it was deleted. Plans it, its targets, and the mappings beside it.
     pub(super) fn observe_domain_mapping(
         &mut self,
         name: &NamespacedName,
@@ -154,6 +155,7 @@ impl ControllerStateMachine {
         Some(mapping)
     }
 
+    /// Handles a ClusterDomainClaim; `None`: it was deleted. Plans the mappings whose domain it covers.
     pub(super) fn observe_domain_claim(
         &mut self,
         name: &NamespacedName,
@@ -218,6 +220,7 @@ impl ControllerStateMachine {
             );
             self.cluster.domains.mappings.insert(name.clone(), mapping);
         }
+        // Also without a change of conditions: the status may differ at the API server.
         self.effects.changed_keys.push(ObjectPartKey::new(
             ResourceKind::DomainMapping,
             ObjectPart::Status,
@@ -249,6 +252,7 @@ impl ControllerStateMachine {
             return;
         }
         let after = self.cluster.apps.get(app).map(|it| &**it);
+        // A mapping to a tag that has just gone must lose its target.
         let allocations = after.into_iter().chain([previous]).flat_map(AppState::allocations);
         let names = allocations
             .map(|it| NamespacedName::new(&*app.namespace, plan::placeholder_name(it, &app.name)));

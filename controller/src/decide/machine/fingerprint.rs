@@ -47,6 +47,7 @@ impl ControllerStateMachine {
         let OutboxBatch { mut version, mut changes } = batch;
         if let Some(more) = cursor.try_next() {
             let newer: HashSet<&RouteKey> = more.changes.iter().map(|(key, _)| key).collect();
+            // The subjects of the later batch are in it with the same message.
             changes.retain(|(key, _)| !newer.contains(key));
             version = more.version;
             changes.extend(more.changes);
@@ -109,6 +110,7 @@ impl ControllerStateMachine {
                 return activator.cloned().map(RouteChange::Activator);
             }
         };
+        // All subjects of an app are made together, which costs as much as one of them.
         if last.as_ref().is_none_or(|(name, _)| *name != app) {
             let subjects = plan::route_subjects(&self.cluster, &app);
             let named = subjects.into_iter().filter_map(|it| Some((it.key()?, it)));

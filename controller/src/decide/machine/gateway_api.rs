@@ -36,6 +36,7 @@ impl ControllerStateMachine {
         let is_changed = previous.as_ref().map(|it| it.has_parameters)
             != next.as_ref().map(|it| it.has_parameters);
         if let Some(mut class) = next {
+            // An unchanged class keeps its time, or each update of its status would bring the next one.
             let same = previous.filter(|_| !is_changed);
             class.planned_since = same.map_or(now, |it| it.planned_since);
             classes.insert(name.clone(), class);
@@ -85,6 +86,7 @@ impl ControllerStateMachine {
         let Some(kind) = GatewayRouteKind::of_resource(resource) else { return };
         let id = GatewayRouteId { kind, name };
         let routes = &mut self.cluster.gateway_api.routes;
+        // The plan of before is kept, to find the hosts that the route no longer has.
         let previous = routes.remove(&id).map(|it| it.plan).unwrap_or_default();
         match object {
             Some(object) => {
@@ -196,6 +198,7 @@ impl ControllerStateMachine {
         {
             return;
         }
+        // The conditions follow from the Secrets, so they may change now.
         self.restart_gateway_times(now);
         let gateways = self.cluster.gateway_api.gateways.keys().cloned();
         let keys = gateways.map(|it| status_key(ResourceKind::Gateway, it));

@@ -19,6 +19,7 @@ impl ControllerStateMachine {
             return;
         }
         if serves_local_tls {
+            // The number tells an answer to this request from one to an earlier request of the same service.
             self.local_requests += 1;
             let state = LocalCertificateState {
                 request: self.local_requests,
@@ -74,7 +75,8 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Passes the changes of a step to the wanted certificates on to their signer. There may be ten thousand others.
+    /// Tells the signer which wanted certificates this step has added or dropped. It gets no whole list, which may have
+    /// ten thousand entries.
     pub(super) fn pass_local_certificates(&mut self) {
         let all = &self.cluster.local_certificates;
         let request = |service: NamespacedName| {

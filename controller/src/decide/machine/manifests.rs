@@ -12,12 +12,15 @@ use crate::model::cluster_state::{
 };
 
 impl ControllerStateMachine {
+    /// Applies a manifest of a Service, which creates or changes its app. An unchanged one changes nothing.
     pub(super) fn apply_manifest(
         &mut self,
         name: NamespacedName,
         mut manifest: ServiceManifest,
         now: UnixMillis,
     ) {
+        // Equal templates share their memory: most Revisions of a service differ in little, and most manifests not at
+        // all.
         manifest.template = self.cluster.template_cache.intern(&manifest.template);
         let previous = self.cluster.apps.get(&name).map(|app| AppState::clone(app));
         if let Some(revision) = previous.as_ref().and_then(|app| find_name_conflict(app, &manifest))
@@ -67,6 +70,7 @@ impl ControllerStateMachine {
 
     fn new_app(&mut self, name: &NamespacedName, now: UnixMillis) -> AppState {
         self.apps_created += 1;
+        // A service that is deleted and created again gets other UIDs.
         let app_number = self.apps_created.to_string();
         let meta = |kind: &str| ObjectMetaSummary {
             uid: Uid::derive(

@@ -31,6 +31,7 @@ pub(super) fn update_route_claims(
     cluster.names.registry.set_claims(&NameClaimant::Route(name.clone()), claims);
 }
 
+/// Returns the claims of a Route: to the names of itself and its tags, to their hosts, and to a gateway port.
 fn route_claims(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> ClaimantNames {
     let mut claims = ClaimantNames::default();
     // On Kubernetes the name's Service exists until it is deleted, and no other app can have the name before.
@@ -123,6 +124,7 @@ impl ControllerStateMachine {
         }
     }
 
+    /// Plans the Routes and mappings whose names have got or lost an owner.
     fn reconcile_changed_claimants(&mut self, claimants: &BTreeSet<NameClaimant>, now: UnixMillis) {
         let routes = claimants.iter().filter_map(|claimant| match claimant {
             NameClaimant::Route(app) => {
@@ -145,6 +147,7 @@ impl ControllerStateMachine {
             let port_key = app.and_then(|app| part_keys::claimed_port_key(app, &self.cluster));
             self.effects.changed_keys.extend(port_key);
         }
+        // After the Routes: a mapping is ready only once its target has its names.
         for mapping in claimants {
             let NameClaimant::Mapping(name) = mapping else { continue };
             let target = self.cluster.domains.mappings.get(name).map(|it| it.target.clone());

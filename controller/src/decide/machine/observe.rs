@@ -41,6 +41,8 @@ impl ControllerStateMachine {
             }
             ResourceKind::Deployment => {
                 self.observe_deployment(&name, object.filter(|it| is_of_revision(it)), now);
+                // One kind has objects of the controller and of users. Each function gets `None` for the other ones, as
+                // if they were deleted.
                 let of_user = object.filter(|it| !is_of_revision(it));
                 self.observe_workload(WorkloadKind::Deployment, &name, of_user, now);
             }
@@ -174,6 +176,7 @@ impl ControllerStateMachine {
         });
     }
 
+    /// Handles a Configuration; `None`: it was deleted.
     fn observe_configuration(
         &mut self,
         name: NamespacedName,
@@ -203,6 +206,7 @@ impl ControllerStateMachine {
         });
     }
 
+    /// Handles a Route; `None`: it was deleted. Plans the apps whose Revisions it names, or has named.
     fn observe_route(&mut self, name: NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let mut referred_apps = self.remove_route_references(&name);
         let spec = object.map(observe::read_route);
@@ -245,6 +249,7 @@ impl ControllerStateMachine {
         self.check_slices_of_apps(&named_apps);
     }
 
+    /// Handles a Revision; `None`: it was deleted. Objects of it that were observed before are applied now.
     fn observe_revision(&mut self, name: &NamespacedName, object: Option<&Value>, now: UnixMillis) {
         let owner =
             object.and_then(observe::owning_app).or_else(|| self.cluster.app_of_revision(name));

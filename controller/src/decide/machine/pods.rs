@@ -15,6 +15,7 @@ use crate::{
 };
 
 impl ControllerStateMachine {
+    /// Handles a pod; `None`: it was deleted. It belongs to a component, to a Revision, or to a user's workload.
     pub(super) fn observe_pod(
         &mut self,
         name: &NamespacedName,
@@ -220,6 +221,7 @@ pub(super) fn store_pod(
 ) {
     let Some(revision) = app.revisions.iter_mut().find(|it| *it.name == *revision) else { return };
     let is_revision_deleted = revision.is_deleted;
+    // Kubernetes ends these pods whatever the annotation says.
     let must_drain = pod.is_terminating() || is_revision_deleted;
     match revision.pods.iter_mut().find(|it| it.uid == pod.uid) {
         Some(known_pod) => {

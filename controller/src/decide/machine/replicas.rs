@@ -38,6 +38,7 @@ impl ControllerStateMachine {
                 let reporter = reporters::reporter_id(ClientComponent::Activator, &entry.name);
                 self.cluster.pods.reporters.expect_reporter(&reporter, &name.name);
                 self.observe_activator(entry, readiness);
+                // The conditions of Routes wait for ready activators.
                 self.follow_ready_activators(now);
             }
             Some(ComponentPod::Agent { node }) => {
@@ -59,6 +60,7 @@ impl ControllerStateMachine {
         true
     }
 
+    /// Handles the deletion of a pod of the system namespace. Returns false if it was no component.
     fn remove_component_pod(&mut self, name: &str, now: UnixMillis) -> bool {
         let mut was_component = false;
         // The pod may have been any component, and its deletion does not state which.
@@ -205,6 +207,7 @@ impl ControllerStateMachine {
             self.update_activator_route(&left);
         }
         if self.is_loading {
+            // Only at the start: later the plan knows the hints itself, and the slices follow it.
             self.restore_hints(name, object.and_then(observe::slice_hints).unwrap_or_default());
         }
         self.check_scaled_slice(name, now);

@@ -109,6 +109,7 @@ impl ControllerStateMachine {
         record.unconfirmed_pods.get_or_insert_default().extend(named);
     }
 
+    /// Handles the end of a reporter's snapshot. Pods that it does not name are no longer reported.
     pub(super) fn handle_report_stream_synced(
         &mut self,
         reporter: &ComponentReplica,
@@ -164,6 +165,7 @@ impl ControllerStateMachine {
         for name in self.standby_apps.clone() {
             let app = self.cluster.apps.get(&name);
             let is_affected = |pod: &RevisionPod| {
+                // The local node has one agent, and its pods have no status of Kubernetes.
                 pod.kube_status.is_none() || pods::is_on_node(pod, &reporter.node)
             };
             if app.is_some_and(|app| app.pods().any(|(_, pod)| is_affected(pod))) {
@@ -303,6 +305,7 @@ impl ControllerStateMachine {
         self.cluster.pods.reporters.remove_routed_service(&reporter_id(reporter), stream, name);
     }
 
+    /// Handles a report on a pod. It waits while the node of the pod is not known.
     pub(super) fn handle_pod_report(
         &mut self,
         reporter: &ComponentReplica,
@@ -336,6 +339,7 @@ impl ControllerStateMachine {
     /// Handles the first statement of a pod's node: earlier reports of the pod are applied or refused now.
     pub(super) fn apply_unplaced_reports(&mut self, uid: &str, now: UnixMillis) {
         let holds = |record: &&ReporterPods| record.unplaced_reports.contains_key(uid);
+        // More than one agent may have reported the pod. Only that of its node may decide about it.
         let nodes: Vec<String> =
             self.pods_by_reporter.values().filter(holds).map(|it| it.node.clone()).collect();
         for node in nodes {
@@ -373,12 +377,14 @@ impl ControllerStateMachine {
                 || reporters.is_reporting(reporter)
                 || reporters.is_expected(reporter);
             if !is_kept {
+                // A late message of a forgotten stream must not create its record again.
                 *forgotten = record.stream.max(*forgotten);
             }
             is_kept
         });
     }
 
+    /// Stores a report, and plans the app if the report changes more than counts.
     fn store_pod_report(&mut self, observation: PodObservation, now: UnixMillis) {
         let Some(app) = self.pod_index.apps.get(&observation.uid).cloned() else { return };
         let (uid, idle) = (observation.uid.clone(), observation.in_flight == 0);
@@ -428,6 +434,7 @@ impl ControllerStateMachine {
         uid: &str,
         now: UnixMillis,
     ) {
+        // An agent must not withdraw what another node's agent has reported.
         if let ReporterPlacement::OtherNode(node) = self.pod_placement(&reporter.node, uid) {
             return self.refuse_report(&reporter.node, uid, &node);
         }

@@ -49,12 +49,13 @@ impl ControllerStateMachine {
         };
         // The Secret of a request counts as named only once it is issued, and no longer than the request lasts.
         let has_other_secret = secret(&previous) != secret(&next);
-        let moved = if has_other_secret { self.update_named_secrets(now) } else { BTreeSet::new() };
+        let moved_mappings =
+            if has_other_secret { self.update_named_secrets(now) } else { BTreeSet::new() };
         let is_shared = |it: &Option<RequestedCertificate>| {
             it.as_ref().is_some_and(|it| it.wildcard_domain.is_some())
         };
         self.follow_request(name, is_shared(&previous) || is_shared(&next), now);
-        self.reconcile_mappings_and_targets(&moved, now);
+        self.reconcile_mappings_and_targets(&moved_mappings, now);
     }
 
     /// Plans the owner of a requested certificate, or all Routes of its namespace if it is for all names there.
@@ -163,6 +164,7 @@ impl ControllerStateMachine {
         let uids: BTreeSet<Uid> =
             previous.into_iter().chain(next).map(|it| it.challenge_uid).collect();
         let challenges = self.cluster.requests.challenges.values();
+        // A solver names its challenge by the UID, and the hosts are known to the challenge only.
         let solved = challenges.filter(|it| uids.contains(&it.uid));
         let hosts = solved.map(|it| it.host.clone()).collect();
         self.follow_challenges(&name.namespace, &hosts, now);
@@ -204,6 +206,7 @@ impl ControllerStateMachine {
         if self.is_loading || before == after {
             return;
         }
+        // The certificate of before may have to be deleted.
         for wanted in before.into_iter().chain(after) {
             self.effects.changed_keys.extend(part_keys::request_keys(&wanted.name));
             self.follow_request(&wanted.name, true, now);
@@ -225,6 +228,7 @@ impl ControllerStateMachine {
         if self.is_loading {
             return;
         }
+        // The presence is stated in conditions of each object that waits for a certificate.
         for name in self.cluster.apps.keys().cloned().collect::<Vec<_>>() {
             self.reconcile_app(&name, now);
         }

@@ -91,6 +91,7 @@ impl ControllerStateMachine {
     ) {
         let observed = object.and_then(observe::read_user_service);
         let wants_sleep = observed.as_ref().is_some_and(|it| it.wants_sleep);
+        // Most Services of a cluster are none, and must cost nothing.
         if !wants_sleep && !self.is_scaled_service(name) {
             return;
         }
@@ -116,6 +117,8 @@ impl ControllerStateMachine {
         self.needs_workload_watch = true;
         self.change_app(name.clone(), now, |app, cluster| {
             let is_first = app.scaled.as_ref().is_none_or(|it| it.autoscaler.is_none());
+            // After a restart of the controller, the conditions go on as they were, with the times of their last
+            // changes.
             if let Some(object) = object.filter(|_| is_first) {
                 restore_conditions(app, object);
                 if let Some(line) = observe::read_decision_explanation(object) {
@@ -143,6 +146,7 @@ impl ControllerStateMachine {
         let services = self.cluster.workloads.set_workload(&workload, state);
         self.reconcile_scaled_services(services, now);
         match recorded {
+            // A record that is gone shows that a client has replaced the whole object.
             Some(version) if !is_recorded => self.check_autoscaler_of(&workload, &version),
             _ if self.cluster.workloads.is_abandoned(&workload) => {
                 self.effects.changed_keys.push(part_keys::workload_key(&workload));
@@ -228,6 +232,7 @@ impl ControllerStateMachine {
         if !self.cluster.workloads.are_listed {
             return ResolutionEffects::default();
         }
+        // Removed while it changes, because the functions below read the cluster state.
         let Some(mut app) = self.cluster.apps.remove(name) else {
             return ResolutionEffects::default();
         };
@@ -260,6 +265,7 @@ impl ControllerStateMachine {
                 self.effects.changed_keys.push(part_keys::workload_key(workload));
             }
         }
+        // The caller plans this Service itself.
         rivals.remove(name);
         rivals
     }

@@ -174,6 +174,7 @@ impl ControllerStateMachine {
         match result {
             PodReadResult::Found(object) => self.handle_found_pod(read, &object, now),
             PodReadResult::NotFound => self.remove_read_pod(read, now),
+            // The answer decides if requests go to the pod, so a failed read is repeated soon.
             PodReadResult::Failed => {
                 let check = self.stop_checks.get_mut(&app, &read.uid);
                 if let Some(StopCheckProgress::Asking { repeat_at, .. }) =

@@ -42,6 +42,7 @@ fn changed_scaled_keys(
     if after.is_some_and(|after| scaled_inputs(after) == scaled_inputs(previous)) {
         return Vec::new();
     }
+    // With the keys of before, since objects of ports or pods that are gone must be deleted.
     let mut keys = part_keys::scaled_keys(name, previous);
     keys.extend(after.into_iter().flat_map(|after| part_keys::scaled_keys(name, after)));
     let pods = after.into_iter().flat_map(|after| &after.revisions);

@@ -55,6 +55,7 @@ impl ControllerStateMachine {
         let app = self.cluster.apps.get_mut(&app);
         let mut revisions = app.into_iter().flat_map(|it| &mut it.revisions);
         if let Some(revision) = revisions.find(|it| it.name == revision) {
+            // Plans keep hints of this mode only: those of the others follow from the pods alone.
             let mode = HintMode::Proportional;
             let before = revision.topology.take().into_iter().flat_map(|it| it.pods);
             let all = before.chain(pods).map(|pod| (pod.name.clone(), pod));

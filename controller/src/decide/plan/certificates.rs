@@ -48,6 +48,7 @@ pub fn next_served_secret(
     let named = mapping.tls_secret.as_deref()?;
     let former = mapping.served_secret.as_deref().filter(|it| *it != named);
     let validity = |secret: &str| validity_in_force(cluster, namespace, secret);
+    // A change of the name must not replace a valid certificate by none, or by one that is not valid yet.
     let keeps_former = former.and_then(validity).is_some_and(|held| {
         validity(named).is_none_or(|next| !may_replace(held, next, now.seconds()))
     });
@@ -63,6 +64,7 @@ pub fn certificate_status(
     mapping: &DomainMappingState,
     now: UnixMillis,
 ) -> ConditionStatus {
+    // Without a Secret of the user, the certificate may be requested.
     let Some(secret) = mapping.tls_secret.as_deref() else {
         let previous = mapping.conditions.get(ConditionType::DomainCertificate);
         return host_certificates::mapping_status(cluster, name, mapping, &previous, now);
@@ -70,7 +72,7 @@ pub fn certificate_status(
     let kept = kept_note(cluster, &name.namespace, mapping);
     if !is_secret_name(secret) {
         let fault = "its name is no DNS subdomain";
-        return failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"));
+        return provision_failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"));
     }
     let pending = || not_ready(format!("Certificate {secret} is not ready."));
     let Some(state) = secret_state(cluster, &name.namespace, secret) else { return pending() };
@@ -79,9 +81,11 @@ pub fn certificate_status(
         (SecretReadState::Unreadable(error), _) => {
             not_ready(format!("Secret {secret:?} cannot be read: {error}.{kept}"))
         }
-        (SecretReadState::Absent, _) => failed(format!("Secret {secret:?} does not exist.{kept}")),
+        (SecretReadState::Absent, _) => {
+            provision_failed(format!("Secret {secret:?} does not exist.{kept}"))
+        }
         (SecretReadState::Refused(fault), _) => {
-            failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"))
+            provision_failed(format!("Secret {secret:?} cannot be used: {fault}.{kept}"))
         }
         (SecretReadState::InForce, Some(certificate)) => {
             let host = &mapping.domain.host;
@@ -104,15 +108,16 @@ fn status_in_force(
     match facts.validity.state_at(now.seconds()) {
         ValidityState::Expired => {
             let end = rfc3339_of_seconds(facts.validity.not_after_s);
-            failed(format!("{certificate} has expired at {end}.{kept}"))
+            provision_failed(format!("{certificate} has expired at {end}.{kept}"))
         }
         ValidityState::NotYetValid => {
             let begin = rfc3339_of_seconds(facts.validity.not_before_s);
-            failed(format!("{certificate} is not valid before {begin}.{kept}"))
+            provision_failed(format!("{certificate} is not valid before {begin}.{kept}"))
         }
+        // Served all the same, as the user has named it for this host.
         ValidityState::Valid if !facts.names.covers(host) => {
             let hosts = facts.names.summary();
-            failed(format!("{certificate} is for {hosts}, and not for {host}."))
+            provision_failed(format!("{certificate} is for {hosts}, and not for {host}."))
         }
         ValidityState::Valid => ConditionStatus::True(Some(ConditionReason::new(
             "CertificateExternallyProvided",
@@ -164,6 +169,6 @@ fn not_ready(message: String) -> ConditionStatus {
     ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
 }
 
-fn failed(message: String) -> ConditionStatus {
+fn provision_failed(message: String) -> ConditionStatus {
     ConditionStatus::False(ConditionReason::new("CertificateProvisionFailed", message))
 }

@@ -86,6 +86,7 @@ fn client_ca_status(
     let Some(spec) = &mapping.client_auth else { return ConditionStatus::True(None) };
     let served = mapping.served_client_ca.as_deref();
     let is_kept = served.is_some_and(|it| is_in_force(cluster, &name.namespace, it));
+    // Each message ends with what clients meet meanwhile: the former authorities, or refusal.
     let end = if is_kept { KEPT } else { CLOSED };
     let failed = |text: String| {
         ConditionStatus::False(ConditionReason::new("ClientCAFailed", format!("{text}.{end}")))

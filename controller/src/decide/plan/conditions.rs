@@ -33,6 +33,7 @@ pub(super) fn update_configuration(app: &mut AppState, now: UnixMillis) {
         .map(|it| (it.name.clone(), it.conditions.get(ConditionType::RevisionReady)));
     let refused = app.service.as_ref().and_then(|it| it.manifest_error.as_deref());
     let status = match (ready, refused) {
+        // A refused template comes first: no Revision will be made of it.
         (_, Some(refused)) => {
             ConditionStatus::False(ConditionReason::new("InvalidManifest", refused.to_owned()))
         }
@@ -83,6 +84,7 @@ pub(super) fn update_route(
         )))
     } else if let Some(status) = ingresses::unready_ingress(app, name, cluster) {
         status
+    // Once agents have had the addresses, the condition needs no further report of them.
     } else if app.conditions.is_true(ConditionType::RouteIngress) {
         ConditionStatus::True(None)
     } else {
@@ -273,6 +275,7 @@ fn is_route_behind(app: &AppState, service: &ServiceState, name: &NamespacedName
     let desired = &service.manifest.traffic;
     let is_same = route.traffic_spec.len() == desired.len()
         && route.traffic_spec.iter().zip(&**desired).all(is_same_target);
+    // A difference alone may be a user's own change of the Route. The hash tells if the Service was applied since.
     !is_same
         && route
             .applied_hash

@@ -138,6 +138,7 @@ pub fn tls_status(
         );
         ConditionStatus::False(ConditionReason::new("HostTLSConflict", message))
     };
+    // A handshake knows the host and not the path, so mappings of one host cannot differ in it.
     if let Some(lead) = client_auth_conflict(cluster, name, mapping) {
         return differs("The demand for certificates of clients", lead);
     }
@@ -295,6 +296,7 @@ pub fn update_conditions(
     conditions.set(ConditionType::DomainReference, resolved, now);
     let configured =
         conditions.summarize(&[ConditionType::DomainClaimed, ConditionType::DomainReference]);
+    // As in Knative, whose ingress is reconciled only once the domain is claimed and its target is known.
     let ingress = match configured {
         ConditionStatus::True(_) => ConditionStatus::True(None),
         ConditionStatus::False(_) | ConditionStatus::Unknown(_) => ConditionStatus::Unknown(Some(
@@ -344,6 +346,7 @@ pub(super) fn mapped_domains(
 pub(super) fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
     let wildcards: BTreeSet<&str> =
         domains.iter().filter_map(|it| wildcard_suffix(&it.host)).collect();
+    // Most Routes have no wildcard, and need no walk over all mappings.
     if wildcards.is_empty() {
         return Vec::new();
     }

@@ -102,6 +102,7 @@ pub fn plan_gateway(
     GatewayPlan { conditions: [accepted, programmed], listeners }
 }
 
+/// Plans a listener. `is_refused`: its Gateway is not accepted, so that no listener of it is usable.
 fn plan_listener(
     cluster: &ClusterState,
     (name, gateway): (&NamespacedName, &GatewayState),
@@ -238,6 +239,7 @@ fn host_entry_at(
         let own = route.plan.rules.iter().enumerate();
         rules.extend(own.map(|(at, rule)| (route.meta.created, at, rule)));
     }
+    // Sorted here once, so that activators take the first rule that matches.
     rules.sort_by_cached_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
     let certificates = certificates::host_certificates(cluster, listeners, key);

@@ -103,6 +103,7 @@ pub(super) fn update_condition(
     app.conditions.set(ConditionType::RouteGatewayPort, status, now);
 }
 
+/// Returns the status of a Route's wish for a gateway port.
 fn port_status(
     port: NonZeroU16,
     app: &AppState,

@@ -93,6 +93,7 @@ fn to_unix_millis(at: UnixNanos) -> UnixMillis {
 fn settled_rollout(app: &AppState, name: &NamespacedName, cluster: &ClusterState) -> Rollout {
     let mut state = Rollout::default();
     for it in app.traffic().iter().filter(|it| it.is_latest && it.percent > 0) {
+        // A Route without a Service may lead to Configurations of other apps.
         let is_own_revision = app.revision(&it.revision_name).is_some();
         let other = || {
             cluster

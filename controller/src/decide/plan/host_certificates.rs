@@ -79,6 +79,7 @@ fn with_host_certificate<T>(
     };
     let shared = match wanted.owner {
         CertificateOwner::Route(_) => namespace_certificate_of_host(wanted, cluster),
+        // A host of a mapping is outside of the namespace's domain.
         CertificateOwner::Mapping(_) | CertificateOwner::Namespace => None,
     };
     let Some(name) = shared else { return read(own) };
@@ -229,7 +230,9 @@ pub fn route_status(
     match local {
         // As in Knative, names that have no certificate are no reason beside others that have one.
         Some(local) if is_not_enabled(&public) => local,
-        Some(local) => worst([public, local].into_iter()).unwrap_or(ConditionStatus::Unknown(None)),
+        Some(local) => {
+            worst_status([public, local].into_iter()).unwrap_or(ConditionStatus::Unknown(None))
+        }
         None => public,
     }
 }
@@ -267,7 +270,7 @@ fn public_status(
     let wanted = possible_route_certificates(app, name, cluster);
     let statuses = wanted.iter().map(|it| certificate_status(it, cluster, at));
     // All names belong to others: `IngressReady` says so.
-    worst(statuses).unwrap_or(ConditionStatus::Unknown(None))
+    worst_status(statuses).unwrap_or(ConditionStatus::Unknown(None))
 }
 
 /// Returns the status of `CertificateProvisioned` of a mapping without `spec.tls`; `previous` is the present one.
@@ -305,7 +308,7 @@ fn unrequested_status(
 }
 
 /// Returns the first status that is false, else the first that is unknown, else the first with a reason.
-fn worst(statuses: impl Iterator<Item = ConditionStatus>) -> Option<ConditionStatus> {
+fn worst_status(statuses: impl Iterator<Item = ConditionStatus>) -> Option<ConditionStatus> {
     let rank = |status: &ConditionStatus| match status {
         ConditionStatus::False(_) => 0,
         ConditionStatus::Unknown(_) => 1,
@@ -340,13 +343,13 @@ fn certificate_status(
             }
             // Told apart from waiting: cert-manager regards it as done, so that no time will repair it.
             RequestState::Unusable(fault) => {
-                failed(format!("The certificate {name} is ready, but {fault}"))
+                provision_failed(format!("The certificate {name} is ready, but {fault}"))
             }
             // With HTTP enabled a failure is only a downgrade, because clients are still served.
             RequestState::Waiting { reason, is_failed: true }
                 if !is_mapping && !is_http_enabled(cluster) =>
             {
-                failed(format!("Certificate {name} fails to be provisioned: {reason}"))
+                provision_failed(format!("Certificate {name} fails to be provisioned: {reason}"))
             }
             RequestState::Waiting { reason, .. } => {
                 waiting_status(name, &reason, cluster, is_mapping)
@@ -361,7 +364,7 @@ fn in_force_status(name: &str, validity: CertificateValidity, now: UnixMillis) -
         ValidityState::Valid => ConditionStatus::True(None),
         ValidityState::Expired => {
             let end = rfc3339_of_seconds(validity.not_after_s);
-            failed(format!("The certificate {name} is ready, but has expired at {end}."))
+            provision_failed(format!("The certificate {name} is ready, but has expired at {end}."))
         }
         // An issuer whose clock is ahead is no failure.
         ValidityState::NotYetValid => {
@@ -375,7 +378,7 @@ fn not_ready(message: String) -> ConditionStatus {
     ConditionStatus::Unknown(Some(ConditionReason::new("CertificateNotReady", message)))
 }
 
-fn failed(message: String) -> ConditionStatus {
+fn provision_failed(message: String) -> ConditionStatus {
     ConditionStatus::False(ConditionReason::new("CertificateProvisionFailed", message))
 }
 
@@ -388,6 +391,7 @@ fn waiting_status(
 ) -> ConditionStatus {
     let is_missing = cluster.requests.cert_manager == CertManagerPresence::Missing;
     let end = if is_missing { NO_CERT_MANAGER } else { "" };
+    // Requests are served by http meanwhile, so the condition is met.
     if is_http_enabled(cluster) {
         let message = format!("Certificate {name} is not ready downgrade HTTP.{end}");
         return ConditionStatus::True(Some(ConditionReason::new(
@@ -413,7 +417,7 @@ mod tests {
         let downgraded = || ConditionStatus::True(Some(reason("HTTPDowngrade")));
         let waiting = || ConditionStatus::Unknown(Some(reason("CertificateNotReady")));
         let failed = || ConditionStatus::False(reason("CertificateNotOwned"));
-        let of = |all: &[ConditionStatus]| worst(all.iter().cloned());
+        let of = |all: &[ConditionStatus]| worst_status(all.iter().cloned());
         assert_eq!(of(&[good(), waiting(), failed(), downgraded()]), Some(failed()));
         assert_eq!(of(&[good(), waiting(), downgraded()]), Some(waiting()));
         assert_eq!(of(&[good(), downgraded()]), Some(downgraded()));

@@ -200,6 +200,7 @@ fn host_rules(
     };
     let service = NamespacedName::new(name.namespace.clone(), tagged_name(tag, &name.name));
     let mut local_hosts = local_tls::local_hosts(&service, &cluster.settings.cluster_domain);
+    // Knative lists the shortest name first.
     local_hosts.reverse();
     let local = rule(local_hosts.into(), IngressVisibility::ClusterLocal, paths.clone());
     let public = public_host(tag, app, name, cluster).map(|host| {
@@ -249,6 +250,7 @@ fn revision_path(
 ) -> IngressPath {
     let split = |(revision, percent): (&str, u8)| {
         let found = app.revision(revision).or_else(|| cluster.revision(&name.namespace, revision));
+        // A Revision that is not observed yet counts as one with the usual protocol.
         let protocol = found
             .map_or(AppProtocol::Http1, |it| ParsedTemplate::of_revision(it, cluster).protocol);
         IngressSplit {

@@ -221,6 +221,7 @@ pub fn namespace_certificate(cluster: &ClusterState, namespace: &str) -> Option<
     if !is_enabled(cluster) {
         return None;
     }
+    // Without its UID, the request could not be owned by the namespace and deleted with it.
     let facts = cluster.requests.namespaces.get(namespace).filter(|it| it.uid != Uid(0))?;
     let network = &cluster.settings.config_maps.network;
     if !network.has_wildcard_certificate(&facts.labels) {

@@ -107,6 +107,7 @@ impl ParsedTemplate {
             (key::REVISION, revision.name.to_string()),
             (key::REVISION_UID, revision.meta.uid.to_string()),
         ] {
+            // Over those of the template: a user must not be able to give pods to another Revision.
             labels.insert(name.into(), value);
         }
         labels
@@ -130,6 +131,7 @@ impl ParsedTemplate {
             all.push(env("K_REVISION", &revision.name));
             all.push(env("K_CONFIGURATION", &app.name));
             all.push(env("K_SERVICE", &app.name));
+            // As in Knative: the end of the log explains a crash to users who cannot read logs.
             let policy = container.termination_message_policy.take();
             container.termination_message_policy =
                 policy.or_else(|| Some("FallbackToLogsOnError".into()));
@@ -161,6 +163,7 @@ fn tcp_port(probe: &UserProbe) -> Option<NonZeroU16> {
     probe.tcp_socket.as_ref().and_then(|tcp| port_number(&tcp.port))
 }
 
+/// Converts a user's readiness probe into the one that agents run.
 fn convert_probe(probe: &UserProbe, serving_port: NonZeroU16) -> ReadinessProbe {
     // Knative's aggressive probing: `periodSeconds` is 0, and the first failure counts.
     let is_aggressive = probe.period_seconds.unwrap_or(0) == 0;

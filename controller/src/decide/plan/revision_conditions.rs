@@ -252,6 +252,7 @@ fn health_status(
     if is_resolving_digests(revision, context) {
         return ConditionStatus::Unknown(Some(ConditionReason::new("ResolvingDigests", "")));
     }
+    // A reason for a slow start explains the wait, but does not fail it.
     match slow {
         Some(reason) => ConditionStatus::Unknown(Some(reason)),
         None if revision.scaling.initial_scale_reached => ConditionStatus::True(None),

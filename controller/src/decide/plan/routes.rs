@@ -151,6 +151,7 @@ pub(super) fn pod_addresses(
     (address, report.and_then(|report| report.other_family_address))
 }
 
+/// Returns the subject of a Route's name: its addresses, its Revisions, its path and its rules at gateways.
 fn service_subject(
     allocation: &RouteNameAllocation,
     app: &AppState,
@@ -259,6 +260,7 @@ pub(crate) fn serves_tcp(
         ParsedTemplate::of_revision(revision, cluster).protocol == AppProtocol::Tcp
     };
     let shares = name_shares(app, tag);
+    // Before any traffic, connections already wait, and must not be read as HTTP.
     if shares.is_empty() {
         return app.latest_created().is_some_and(is_tcp);
     }
@@ -351,6 +353,7 @@ fn tcp_gateway_rules(
         gateway_port,
         ..GatewayRules::default()
     };
+    // A name without any of these needs no entry at the gateway.
     (rules != GatewayRules::default()).then(|| Box::new(rules))
 }
 

@@ -36,6 +36,7 @@ pub(super) fn update_hints(
 ) {
     for (at, template) in templates.iter().enumerate() {
         let revision = &app.revisions[at];
+        // A Revision that is asleep has nothing to change.
         if revision.pods.is_empty() && revision.topology.is_none() {
             continue;
         }

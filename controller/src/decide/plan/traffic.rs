@@ -60,6 +60,7 @@ pub(super) fn assign_traffic(
     }
 }
 
+/// Returns the Revision of each target, or the status of the first target that has none.
 fn resolve_targets(
     app: &AppState,
     route: &RouteState,
@@ -76,6 +77,7 @@ fn resolve_targets(
         Ok(AssignedTraffic {
             tag: target.tag.clone(),
             revision_name: revision,
+            // Only a target that names no Revision follows new ones.
             is_latest: target.revision_name.is_none(),
             percent: target.percent,
         })
@@ -83,6 +85,7 @@ fn resolve_targets(
     assigned.collect()
 }
 
+/// Returns the latest ready Revision of a Configuration, or the status for its lack. `None` is the app's own.
 fn latest_ready_revision(
     configuration: Option<&str>,
     own_app: &AppState,
@@ -121,6 +124,7 @@ fn latest_ready_revision(
     })
 }
 
+/// Returns a Revision that a target names, or the status for which it cannot have traffic.
 fn named_revision(
     revision_name: &str,
     app: &AppState,
@@ -177,6 +181,7 @@ pub(super) fn update_routing_states(
     let created = app.latest_created().map(|it| it.name.clone());
     if let Some(route) = &app.route {
         active.extend(assigned_revisions(route));
+        // While the app is deleted, only traffic in force keeps a Revision active.
         if !app.cascades_deletion(cluster.settings.platform) {
             active.extend(specified_revisions(route, name, name, created.as_deref()));
         }

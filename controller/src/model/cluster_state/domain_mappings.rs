@@ -114,6 +114,7 @@ impl DomainSpec {
             host: host.unwrap_or(name).to_ascii_lowercase().into(),
             prefix: prefix.unwrap_or_default(),
             strips_prefix: strip == Some("true"),
+            // A condition has room for one reason; the webhook has shown all of them.
             fault: faults.first().map(|it| text(it).into()),
         }
     }

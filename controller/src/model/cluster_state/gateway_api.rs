@@ -332,6 +332,7 @@ impl ObservedGatewayApi {
         (from_kind, from): (&str, &str),
         (to_kind, to): (&str, &NamespacedName),
     ) -> bool {
+        // The map is in the order of namespaces, so only grants of this one are read.
         let start = NamespacedName::new(to.namespace.clone(), "");
         let grants = self.grants.range(start..).take_while(|(it, _)| it.namespace == to.namespace);
         grants.map(|(_, it)| it).any(|grant| {
@@ -339,6 +340,7 @@ impl ObservedGatewayApi {
                 **group == *GATEWAY_GROUP && **kind == *from_kind && **namespace == *from
             });
             let to = grant.to.iter().any(|(group, kind, name)| {
+                // A grant without a name is for all objects of the kind.
                 let is_named = name.as_deref().is_none_or(|it| *it == *to.name);
                 group.is_empty() && **kind == *to_kind && is_named
             });

@@ -223,6 +223,7 @@ impl NameRegistry {
         is_recorded: impl Fn(&NameClaim) -> bool,
         placeholders: &BTreeMap<NamespacedName, PlaceholderState>,
     ) -> Option<&NameClaim> {
+        // A Route that does not own its name has no requests that a port could lead to it.
         let has_service = |claim: &&NameClaim| {
             self.service_owner(&claim.service, placeholders)
                 .is_some_and(|owner| owner.claimant == claim.claimant)

@@ -146,6 +146,7 @@ fn full_image_name(name: &str) -> String {
         Some(_) | None => (DOCKER_HUB, name),
     };
     let host = if host == "index.docker.io" { DOCKER_HUB } else { host };
+    // Official images of Docker Hub have no owner in their names.
     let library = if host == DOCKER_HUB && !path.contains('/') { "library/" } else { "" };
     match path.split_once('@') {
         Some((tagged, digest)) => {

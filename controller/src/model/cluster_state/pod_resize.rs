@@ -66,6 +66,7 @@ impl PodResize {
                 };
                 let memory_mib = match (present, held) {
                     (Some(present), Some(held)) if is_near(present, held) => Some(present),
+                    // Without a figure, the last one stays.
                     (present, held) => held.or(present),
                 };
                 PodRequests::Reduced { memory_mib }

@@ -164,6 +164,7 @@ impl ScaledRefusal {
         }
     }
 
+    /// Returns the message of the condition, for the owner of the Service.
     fn message(&self) -> Cow<'static, str> {
         match self {
             Self::InvalidAnnotation(message) => message.to_string().into(),

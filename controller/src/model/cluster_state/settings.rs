@@ -102,7 +102,8 @@ pub struct DeploymentSettings {
     pub spread_over_nodes: bool,
     /// Runtime classes with the labels a pod must have for each (`runtime-class-name`).
     pub runtime_classes: BTreeMap<String, BTreeMap<String, String>>,
-    /// `enableServiceLinks` of pods whose user does not set it; none leaves it to Kubernetes (`enable-service-links`).
+    /// `enableServiceLinks` of pods whose user does not set it (`enable-service-links`). `None` leaves it to
+    /// Kubernetes.
     pub enable_service_links: Option<bool>,
     /// `automountServiceAccountToken` of pods without a service account of their own
     /// (`automount-service-account-token`).

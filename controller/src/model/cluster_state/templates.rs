@@ -101,6 +101,7 @@ impl ParsedTemplate {
             .get_or_parse(&layout.template, pod_count, || Self::parse(&layout.template, cluster))
     }
 
+    /// Parses a template by the settings in force. A value that cannot be read counts as its default, and is reported.
     fn parse(text: &str, cluster: &ClusterState) -> Self {
         let raw: RevisionTemplate = serde_json::from_str(text).unwrap_or_default();
         let limit = raw.spec.container_concurrency.unwrap_or(0);

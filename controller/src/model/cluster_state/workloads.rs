@@ -193,6 +193,7 @@ impl ObservedWorkloads {
             self.selected.remove(service);
             return;
         };
+        // A new selector is the only change that reads all objects of the namespace.
         let workloads = workloads_in(&self.workloads, &service.namespace)
             .filter(|(_, it)| selector.is_subset_of(&it.template_labels))
             .map(|(key, _)| key.clone());
@@ -222,6 +223,7 @@ impl ObservedWorkloads {
         };
         let mut concerned =
             self.update_selected(&key.name.namespace, before.as_ref(), labels.as_ref(), select);
+        // Its present Service too, whose selector may not match the new labels.
         concerned.extend(self.holders.get(key).cloned());
         concerned
     }
@@ -265,6 +267,7 @@ impl ObservedWorkloads {
         let selecting = matching(after);
         let concerned: BTreeSet<NamespacedName> = &matching(before) | &selecting;
         for service in &concerned {
+            // Called for Services that select the object no longer, too, so that they lose it.
             let selected = self.selected.entry(service.clone()).or_default();
             let _changed = select(selected, selecting.contains(service));
         }

@@ -126,6 +126,7 @@ fn read_rates(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
         ("max-scale-down-rate", &mut p.max_scale_down_rate),
     ] {
         keys.read_float(key, rate);
+        // At 1 the number of pods could never change.
         if *rate <= 1.0 {
             keys.add_error(format!("{key} = {rate}, must be greater than 1.0"));
         }
@@ -138,6 +139,7 @@ fn read_rates(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     }
 }
 
+/// Reads the windows, delays and periods, by Knative's bounds.
 fn read_windows(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     let p = &mut config.policy;
     let precision = |key, span: GoDuration| {
@@ -182,6 +184,7 @@ fn read_windows(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) 
     p.scale_to_zero_retention_period = retention.to_duration();
 }
 
+/// Reads the numbers of pods with which Revisions start and wake, and their bounds.
 fn read_scales(keys: &mut ConfigMapReader<'_>, config: &mut ScalePolicyConfig) {
     let p = &mut config.policy;
     // The numbers stay signed while they are checked, so that a refusal shows what was written.
@@ -237,6 +240,7 @@ fn read_standby(keys: &mut ConfigMapReader<'_>, config: &mut StandbyConfig) {
             keys.add_error(format!("standby-memory = {memory:?}, must be \"keep\" or \"reclaim\""));
         }
     }
+    // Without the key a pod stands by without limit, which no duration expresses.
     let has_ttl = keys.get("standby-ttl").is_some();
     // A text that is no duration leaves this one, so that it is reported only once.
     let mut ttl = GoDuration::from_secs(1);

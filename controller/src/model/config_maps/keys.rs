@@ -18,7 +18,9 @@ pub const EXAMPLE: &str = "_example";
 #[derive(Debug)]
 pub struct ConfigMapReader<'a> {
     data: &'a BTreeMap<String, String>,
+    /// Keys that the settings have asked for or accepted. Each other key gets a warning.
     known_keys: BTreeSet<&'a str>,
+    /// Texts of keys of older releases, by their newer names.
     renamed_values: BTreeMap<&'static str, &'a str>,
     error_prefix: &'static str,
     problems: Vec<Problem>,
@@ -72,7 +74,7 @@ impl<'a> ConfigMapReader<'a> {
         }
     }
 
-    /// Accepts a key for something that does not exist here; warns unless its text is one of `usual_values`.
+    /// Accepts a key whose feature does not exist here; warns unless its text is one of `usual_values`.
     pub fn warn_unless_usual(&mut self, key: &'static str, usual_values: &[&str], reason: &str) {
         let text = self.get(key).unwrap_or_default().trim();
         if !text.is_empty() && !usual_values.iter().any(|it| text.eq_ignore_ascii_case(it)) {
@@ -157,12 +159,12 @@ impl<'a> ConfigMapReader<'a> {
         self.read_value(key, target, go_values::parse_bool);
     }
 
-    /// Reads an integer of 64 bits.
+    /// Reads an integer that fits in 64 bits.
     pub fn read_int64(&mut self, key: &'static str, target: &mut i64) {
         self.read_value(key, target, |text| go_values::parse_int(text, 64));
     }
 
-    /// Reads an integer of 32 bits.
+    /// Reads an integer that fits in 32 bits.
     pub fn read_int32(&mut self, key: &'static str, target: &mut i64) {
         self.read_value(key, target, |text| go_values::parse_int(text, 32));
     }

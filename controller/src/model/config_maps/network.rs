@@ -158,6 +158,7 @@ impl ConfigMapSettings for NetworkConfig {
         it.certificate_class = read_certificate_class(keys);
         it.wildcard_namespaces = read_wildcard_selector(keys);
         it.edge = read_edge_settings(keys);
+        // After the edge settings, which name the trusted ingresses.
         it.ingress_class = read_ingress_class(keys, &it.edge);
         it.gateway_ports = read_gateway_ports(keys);
         it
@@ -253,6 +254,7 @@ fn read_wildcard_selector(keys: &mut ConfigMapReader<'_>) -> Option<LabelSelecto
     let text = keys.get(key).unwrap_or_default();
     match serde_norway::from_str::<Option<LabelSelector>>(text) {
         Ok(selector) => {
+            // Parsing accepts any operator, which would fail only at the first namespace.
             let is_valid = selector.clone().is_none_or(|it| Selector::try_from(it).is_ok());
             if !is_valid {
                 keys.add_error(format!("failed to parse {key:?}: an operator cannot be used"));
@@ -434,6 +436,7 @@ fn read_tls(keys: &mut ConfigMapReader<'_>) -> TlsSettings {
     settings
 }
 
+/// Reads the settings for requests from outside, which are Rouse's own keys.
 fn read_edge_settings(keys: &mut ConfigMapReader<'_>) -> EdgeSettings {
     let mut it = EdgeSettings::default();
     let key = "rouse.dev.trusted-proxies";

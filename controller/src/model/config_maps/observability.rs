@@ -219,6 +219,7 @@ fn read_traces(keys: &mut ConfigMapReader<'_>) -> Option<TraceSettings> {
     };
     let collector = read_collector(keys, (PROTOCOL, ENDPOINT), protocol, &to);
     let sampling = SamplingRate::from_fraction(rate);
+    // An exporter without a request would keep a connection for nothing.
     if sampling.is_never() {
         for key in [PROTOCOL, ENDPOINT] {
             keys.warn_unless_usual(key, &[], &format!("{RATE} is 0, so no request is sampled"));

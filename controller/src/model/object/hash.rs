@@ -48,6 +48,7 @@ fn hash_value(value: &Value, out: &mut Fnv1aHasher) {
             all.iter().for_each(|it| hash_value(it, out));
         }
         Value::Object(fields) => {
+            // The order of fields means nothing, and differs between writers.
             let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
             (5_u8, sorted.len()).hash(out);
             for (key, value) in sorted {

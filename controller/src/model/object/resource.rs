@@ -118,6 +118,7 @@ impl ResourceKind {
         Self::Ingress,
     ];
 
+    /// Returns the names by which the API server knows the kind.
     const fn api_names(self) -> ResourceNames {
         const SERVING: &str = "serving.knative.dev";
         const NET: &str = "networking.internal.knative.dev";

@@ -129,6 +129,7 @@ fn read_allowed_namespaces(value: &Value) -> AllowedNamespaces {
 pub fn read_gateway_route(kind: GatewayRouteKind, object: &Value) -> GatewayRouteState {
     let (name, spec) = (object_name(object), &object["spec"]);
     let is_own = |it: &&Value| it["controllerName"] == GATEWAY_CONTROLLER;
+    // A status has a list for all controllers, and a write must keep the entries of the others.
     let (own, foreign): (Vec<&Value>, Vec<&Value>) =
         array_items(&object["status"]["parents"]).partition(is_own);
     let written = own.iter().flat_map(|it| read_written(it, &it["parentRef"].to_string()));
@@ -188,6 +189,7 @@ pub fn read_backend_service(object: &Value) -> Option<BackendService> {
             Some("kubernetes.io/h2c" | "grpc") => BackendProtocol::Stated(AppProtocol::H2c),
             Some(_) => BackendProtocol::Unknown,
         };
+        // Routes lead HTTP, so ports of other protocols are as if they were not there.
         read_port(&it["port"]).filter(|_| is_tcp).map(|it| (it, protocol))
     };
     Some(BackendService {
@@ -205,6 +207,7 @@ pub fn read_gateway_addresses(object: &Value) -> Vec<GatewayServiceAddress> {
         Some(GatewayServiceAddress { is_hostname, value: ip.or(host)? })
     });
     let of_balancer: Vec<GatewayServiceAddress> = of_balancer.collect();
+    // Clients outside of the cluster can use only these.
     if !of_balancer.is_empty() {
         return of_balancer;
     }

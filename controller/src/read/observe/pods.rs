@@ -27,6 +27,7 @@ use crate::{
 pub fn read_pod(object: &Value) -> Option<(RevisionPod, PodRunStatus)> {
     let meta = &object["metadata"];
     let status = &object["status"];
+    // Such a pod stays as an object until it is collected, and has no address any more.
     if matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")) {
         return None;
     }

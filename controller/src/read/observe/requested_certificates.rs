@@ -30,6 +30,7 @@ pub fn read_requested_certificate(object: &Value) -> RequestedCertificate {
         hosts: hosts.map(Into::into).collect(),
         secret: object["spec"]["secretName"].as_str().unwrap_or_default().into(),
         wildcard_domain: label(object, key::WILDCARD_DOMAIN).map(Into::into),
+        // Either proves it: a renewal may make the condition false while the certificate is still valid.
         is_issued: not_after.is_some() || readiness.status == ReadyStatus::True,
         not_after,
         readiness,

@@ -69,6 +69,7 @@ pub fn read_user_service(object: &Value) -> Option<UserService> {
     });
     let mut service = UserService {
         meta: fields::read_meta(object),
+        // Any other text counts as a wish, so that a mistake is shown as a refusal and not ignored.
         wants_sleep: wish.is_some_and(|it| it != "false"),
         annotations: CompactStringMap::from(&annotations),
         selector: read_pairs(&spec["selector"]),
@@ -183,6 +184,7 @@ fn annotation_refusal(
     {
         return refused(format!("{} is {value:?}: use http, h2c or tcp", key::PROTOCOL));
     }
+    // Another class would leave the number of pods to a controller that knows nothing of sleep.
     if AutoscalerClass::from_annotations(annotations) != AutoscalerClass::Kpa {
         let class = format!("{AUTOSCALING_PREFIX}class");
         return refused(format!(
@@ -218,6 +220,7 @@ pub fn read_workload(object: &Value) -> WorkloadState {
     let recorded = |key: &str| annotation(object, key).and_then(|it| it.parse::<u32>().ok());
     let record = recorded(key::SCALED_TO).map(|scaled_to| ReplicaRecord {
         scaled_to,
+        // Without the number of the user, the last one of the controller is the best guess, but never zero.
         user_replicas: recorded(key::USER_REPLICAS).unwrap_or(scaled_to).max(1),
     });
     WorkloadState {
@@ -245,6 +248,7 @@ fn container_shape(pod: &Value) -> Value {
     let all = |field: &str| array_items(&pod[field]).map(container).collect::<Vec<_>>();
     let mut shape = json!({"containers": all("containers")});
     let inits = all("initContainers");
+    // Most pods have none, and equal shapes share their memory as texts.
     if !inits.is_empty() {
         shape["initContainers"] = inits.into();
     }

@@ -174,6 +174,7 @@ fn check_serving_kind(
     }
 }
 
+/// Checks the template of a Service or Configuration.
 fn check_template(
     spec: &Map<String, Value>,
     parent: TemplateParent<'_>,
@@ -229,6 +230,7 @@ fn check_creator(
     annotations: &BTreeMap<String, String>,
     problems: &mut Vec<Problem>,
 ) {
+    // Problems of the old object do not count: it was admitted.
     let old_meta: ObjectMeta = parse_typed(old.get("metadata"), "", &mut Vec::new());
     let old_annotations = old_meta.annotations.unwrap_or_default();
     let spec = |object: &Value| object.get("spec").cloned().unwrap_or_default();
@@ -240,6 +242,7 @@ fn check_creator(
     );
 }
 
+/// Checks a Revision: at its creation by all rules, and later for changes of its spec.
 fn check_revision(request: &AdmissionRequest<'_>, meta: &ObjectMeta, problems: &mut Vec<Problem>) {
     metadata::check_name(meta, problems);
     metadata::check_revision_owner(meta, problems);
@@ -277,6 +280,7 @@ fn concurrency_limit(spec: &RevisionSpec) -> u32 {
     spec.container_concurrency.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(0)
 }
 
+/// Collects the warnings for an object: keys and settings that have no effect, or soon another one.
 fn collect_warnings(
     request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,

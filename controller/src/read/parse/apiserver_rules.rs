@@ -105,6 +105,7 @@ fn for_each_at(value: &Value, path: &str, at: &str, visit: &mut dyn FnMut(&Value
     }
 }
 
+/// Checks one value by a rule, and reports it at the path `at`.
 fn check_value(rule: ValueRule, value: &Value, at: &str, problems: &mut Vec<Problem>) {
     let text = value.as_str().unwrap_or_default();
     let fits = match rule {

@@ -28,6 +28,7 @@ pub(super) fn check_container(
     check_image(container, at, settings.platform, problems);
     check_env(container, role, at, problems);
     check_env_from(container.env_from.as_deref().unwrap_or_default(), at, problems);
+    // The local node has no ConfigMaps and Secrets to refer to.
     if settings.platform == PlatformKind::Local {
         refuse_config_refs(container, at, problems);
     }
@@ -140,6 +141,7 @@ fn check_port(port: &ContainerPort, at: &str, problems: &mut Vec<Problem>) {
     } else if !(1..=65535).contains(&number) {
         problems.push(Problem::out_of_bounds(path, 1, number, 65535));
     }
+    // In Knative, the name of the port selects the protocol of the Revision.
     if let Some(name) = port.name.as_deref().filter(|n| !matches!(*n, "" | "h2c" | "http1")) {
         let problem = Problem::new(at, format!("Port name {name} is not allowed"));
         problems.push(problem.with_details("Name must be empty, or one of: 'h2c', 'http1'"));

@@ -45,6 +45,7 @@ pub(super) fn set_revision_spec_defaults(
 ) {
     let Value::Object(spec) = spec else { return };
     set_limit_defaults(spec, settings);
+    // An update keeps what the object has, so that a new default starts no Revision.
     if is_creation {
         set_link_and_token_defaults(spec, settings);
     }
@@ -159,6 +160,7 @@ fn make_mounts_read_only(container: &mut JsonObject, writable: &[String]) {
     }
 }
 
+/// Sets the requests and limits of `config-defaults` where a container has none.
 fn set_resource_defaults(container: &mut JsonObject, settings: &RuleSettings<'_>) {
     let current = container.get("resources").filter(|it| !it.is_null());
     let read = current.map(|it| serde_json::from_value::<ResourceRequirements>(it.clone()));
@@ -230,6 +232,7 @@ fn set_security_context_defaults(spec: &mut JsonObject, settings: &RuleSettings<
     }
     let pod = spec.get("securityContext").cloned().unwrap_or_default();
     let is_set = |name: &str| pod.get(name).is_some_and(|it| !it.is_null());
+    // What the user has set for the whole pod must not be overridden for a container.
     let (pod_has_seccomp, pod_sets_non_root) =
         (has_seccomp(pod.as_object()), is_set("runAsNonRoot"));
     for list in ["initContainers", "containers"] {

@@ -29,6 +29,7 @@ pub(super) fn is_equivalent(old: &Value, new: &Value) -> bool {
     normalize(old) == normalize(new)
 }
 
+/// Returns a value without its empty parts, which mean the same as absent ones.
 fn normalize(value: &Value) -> Value {
     match value {
         Value::Object(all) => {
@@ -38,6 +39,7 @@ fn normalize(value: &Value) -> Value {
                 let empty = match &value {
                     Value::Null => true,
                     Value::Array(all) => all.is_empty(),
+                    // Some objects mean something by their presence, as `emptyDir: {}`.
                     Value::Object(all) => all.is_empty() && !MEANINGFUL.contains(&name.as_str()),
                     Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
                 };
@@ -52,10 +54,12 @@ fn normalize(value: &Value) -> Value {
     }
 }
 
+/// Collects the differences of two values, each with its path.
 fn compare_values(old: &Value, new: &Value, path: &str, lines: &mut Vec<String>) {
     match (old, new) {
         _ if old == new => {}
         (Value::Object(old), Value::Object(new)) => {
+            // The fields of both: one that came or went is a difference, too.
             let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             for name in names {
                 let at = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };

@@ -51,6 +51,7 @@ pub(crate) fn qualified_name_errors(text: &str) -> Vec<String> {
         alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
         '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
     let mut out = match prefix.map(subdomain_errors) {
+        // The errors of the prefix come first, as in Kubernetes.
         Some(all) => all.into_iter().map(|error| format!("prefix part {error}")).collect(),
         None => Vec::new(),
     };

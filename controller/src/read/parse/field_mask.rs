@@ -253,6 +253,7 @@ impl FieldMask {
 }
 
 impl FieldRule {
+    /// Checks the value of one field, or each element of it if the value is a list.
     fn check(self, value: &Value, features: &Features, path: &str, problems: &mut Vec<Problem>) {
         let mask = match self {
             // The value has rules of its own elsewhere, or none.

@@ -251,6 +251,7 @@ pub(super) fn warn_unused_keys(
     }
 }
 
+/// Returns the warning for a key of one of Knative's groups; `None`: it has its usual effect, or is no such key.
 fn key_warning(
     name: &str,
     value: &str,

@@ -62,6 +62,7 @@ fn warn_volume(volume: &Volume, at: &str, warn_no_effect: &mut impl FnMut(&str, 
     }
 }
 
+/// Warns of settings of a container that have no effect on the local node.
 fn warn_container(
     container: &Container,
     at: &str,

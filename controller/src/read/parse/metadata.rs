@@ -46,6 +46,7 @@ pub(super) fn check_name(meta: &ObjectMeta, problems: &mut Vec<Problem>) {
             let message = format!("not a DNS 1035 label: {}", dns_names::go_list(&errors));
             problems.push(Problem::new("metadata.name", message));
         }
+    // A generated name is added only after admission.
     } else if generate.is_empty() {
         problems.push(Problem::new("metadata.name", "name or generateName is required"));
     }
@@ -128,6 +129,7 @@ pub(super) fn check_template_annotations(
     check_sidecar(annotations, at, problems);
     for (name, value) in annotations {
         let problem = match name.strip_prefix("features.knative.dev/") {
+            // Such an annotation belongs to the Service or Route, and would have no effect here.
             None if name.starts_with("networking.knative.dev/") => Problem::invalid_key(at, name),
             Some("http-full-duplex" | "queueproxy-podinfo")
                 if !matches!(value.to_ascii_lowercase().as_str(), "enabled" | "disabled") =>
@@ -159,6 +161,7 @@ fn check_duration(
     let path = format!("{at}.{name}");
     problems.push(match parse_duration(text) {
         Err(_) => Problem::invalid(path, text).with_advice("write it as 30s or 1m30s"),
+        // Before the sign, as in Knative, which reports one problem only.
         Ok(it) if !it.is_whole_seconds() => {
             Problem::new(path, format!("{what}={text} is not at second precision"))
         }
@@ -236,6 +239,7 @@ fn check_sidecar(all: &AnnotationMap, at: &str, problems: &mut Vec<Problem>) {
             Err(_) => add(|at, value| Problem::invalid(at, value), name, value),
         }
     }
+    // Checked although there is no sidecar here: a manifest must be valid for Knative, too.
     for name in SIDECAR_RESOURCES.iter().flatten() {
         if let Some(value) = all.get(&format!("{SIDECAR}{name}"))
             && !is_quantity(value)

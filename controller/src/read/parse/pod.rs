@@ -69,6 +69,7 @@ pub(super) struct ServingPort {
     pub name: String,
 }
 
+/// Returns the port that gets the requests, with Knative's defaults. More than one port is a problem.
 fn find_serving_port(
     containers: &[Container],
     at: &str,
@@ -93,6 +94,7 @@ fn find_serving_port(
     ServingPort { number: if number == 0 { 8080 } else { number }, name: named(name) }
 }
 
+/// Checks the init containers, if the feature for them is on.
 fn check_init_containers(
     pod: &PodSpec,
     at: &str,
@@ -112,6 +114,7 @@ fn check_init_containers(
         problems.push(Problem::new(format!("{at}.initContainers"), message));
         return;
     }
+    // Init containers share the names with the others.
     let mut taken: BTreeSet<&str> = pod.containers.iter().map(|it| it.name.as_str()).collect();
     // Init containers serve nothing, so no port matches.
     let no_port = ServingPort { number: 0, name: String::new() };

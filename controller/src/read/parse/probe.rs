@@ -38,6 +38,7 @@ pub(super) fn check_probes(
                 problems.push(Problem::disallowed(path));
                 continue;
             }
+            // A container without a port has none that a probe could use by default.
             PodContainerRole::Sidecar => {
                 check_probe_ports(probe, AllowedProbePort::Explicit, &path, problems)
             }
@@ -94,6 +95,7 @@ enum AllowedProbePort<'a> {
     Explicit,
 }
 
+/// Checks the ports of a probe's handlers against the ports that it may name.
 fn check_probe_ports(
     probe: &Probe,
     allowed_port: AllowedProbePort<'_>,
@@ -103,6 +105,7 @@ fn check_probe_ports(
     let mut check = |name: &str, port: &IntOrString| {
         let (fits, rule) = match (allowed_port, port) {
             (AllowedProbePort::Serving(serving), IntOrString::Int(port)) => {
+                // 0 or an empty name is a port that was left out.
                 (*port == 0 || *port == serving.number, "Probe port must match container port")
             }
             (AllowedProbePort::Serving(serving), IntOrString::String(port)) => {
@@ -147,6 +150,7 @@ fn check_thresholds(probe: &Probe, path: &str, problems: &mut Vec<Problem>) {
     least("periodSeconds", probe.period_seconds, 0);
     least("initialDelaySeconds", probe.initial_delay_seconds, 0);
     least("successThreshold", probe.success_threshold, 1);
+    // The period 0 asks for Knative's own probing, which has no such settings.
     if probe.period_seconds != Some(0) {
         least("failureThreshold", probe.failure_threshold, 1);
         least("timeoutSeconds", probe.timeout_seconds, 1);

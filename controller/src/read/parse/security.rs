@@ -98,6 +98,7 @@ pub(super) fn warn_insecure_defaults(pod: &PodSpec, at: &str, warnings: &mut Vec
     }
 }
 
+/// Warns of settings whose defaults in Kubernetes are not safe, with Knative's texts.
 fn warn_insecure_context(
     pod: &PodSecurityContext,
     context: &SecurityContext,
@@ -123,6 +124,7 @@ fn warn_insecure_context(
     match context.capabilities.as_ref().map(|it| it.drop.as_deref()) {
         None => insecure("capabilities"),
         Some(None) => insecure("capabilities.drop"),
+        // Kubernetes knows only the spelling `ALL`, and would drop nothing.
         Some(Some([first, ..])) if first == "all" => {
             let problem = Problem::invalid(format!("{at}.capabilities.drop"), "all");
             warnings.push(problem.with_details("Must be spelled as 'ALL'"));

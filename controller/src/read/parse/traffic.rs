@@ -58,6 +58,7 @@ fn check_latest(target: &TrafficTarget, at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Checks that a target names a Revision or a Configuration, as its owner needs.
 fn check_names(target: &TrafficTarget, is_service: bool, at: &str, problems: &mut Vec<Problem>) {
     let text = |name: &Option<String>| name.clone().unwrap_or_default();
     let revision = text(&target.revision_name);

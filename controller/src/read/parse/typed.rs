@@ -18,6 +18,7 @@ pub(super) fn parse_typed<T: DeserializeOwned + Default>(
         problems.push(Problem::new(join_path(path, &field.to_string()), "unknown field"));
     }
     read.unwrap_or_else(|error| {
+        // The path of the error as a whole is a dot.
         let at = match track.path().to_string().as_str() {
             "." => path.to_owned(),
             inner => join_path(path, inner),

@@ -157,6 +157,7 @@ fn check_items(items: &[KeyToPath], at: &str, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Checks one source of a projected volume.
 fn check_projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Problem>) {
     // Each source has exactly one kind; the paths of those that are set tell if that holds.
     let mut set = Vec::new();
@@ -180,6 +181,7 @@ fn check_projection(source: &VolumeProjection, at: &str, problems: &mut Vec<Prob
         set.push(format!("{at}.downwardAPI"));
         for (index, item) in downward.items.iter().flatten().enumerate() {
             let at = format!("{at}.downwardAPI.items[{index}]");
+            // Each item has a source of its own, like a variable.
             match (&item.field_ref, &item.resource_field_ref) {
                 (None, None) => {
                     problems
@@ -251,6 +253,7 @@ fn check_mount_path(
     } else if seen.contains(&clean) {
         problems.push(Problem::invalid(at, format!("{:?} must be unique", mount.mount_path)));
     }
+    // Also a refused path, so that a second mount of it is reported as well.
     seen.insert(clean);
 }
 
@@ -283,6 +286,7 @@ fn clean_path(path: &str) -> String {
             ("..", Some(last)) if *last != ".." => {
                 parts.pop();
             }
+            // The parent of the root is the root.
             ("..", _) if absolute => {}
             _ => parts.push(part),
         }

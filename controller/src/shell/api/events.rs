@@ -114,6 +114,7 @@ fn owner_event(key: &ObjectPartKey, body: &Value) -> Option<ObjectEvent> {
     let owners = body["metadata"]["ownerReferences"].as_array()?;
     let owner = owners.iter().find(|it| it["controller"] == true)?;
     let text = |field: &str| owner[field].as_str().unwrap_or_default().to_owned();
+    // The group is compared too: Knative and Kubernetes both have a kind `Service`.
     let is_owner_kind =
         |it: &ResourceKind| it.kind() == text("kind") && it.api_version() == text("apiVersion");
     Some(ObjectEvent {

@@ -150,6 +150,7 @@ impl LeaderElector {
         }
     }
 
+    /// Writes the Lease if this replica holds it or may take it. Losing to another replica is no error.
     async fn acquire_or_renew(&self) -> Result<(), kube::Error> {
         // A holder renews without reading: if another replica wrote meanwhile, the version does not match.
         let version = match self.with_lease(|it| it.held_version()) {

@@ -80,6 +80,7 @@ impl ObservedObject {
             status_hash: stable_json_hash(&object["status"]),
             replicas: object["spec"]["replicas"].as_i64(),
             is_terminating: meta["deletionTimestamp"].is_string(),
+            // The API server counts changes of a spec only for some kinds; for the others the hash shows them.
             spec_hash: if generation == 0 { spec_hash(object) } else { 0 },
             changed_by_others: false,
             has_revision_label: has_revision_label(object),

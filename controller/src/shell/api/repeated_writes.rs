@@ -59,6 +59,7 @@ impl RepeatedWrites {
     ) -> Option<RepeatDelay> {
         self.expire(now);
         let (at, mut writes) = self.find_recent(key, body_hash, now)?;
+        // The more equal writes, the longer the delay: two controllers may be undoing each other's changes.
         let due = writes.last_write.plus_ms(delay_ms(writes.count));
         let wait = RepeatDelay {
             delay_ms: due.0.saturating_sub(now.0),

@@ -78,6 +78,7 @@ impl SecretSchedule {
         let was_in_progress = self.in_progress.remove(name);
         let interval = self.interval();
         let Some(secret) = self.secrets.get_mut(name).filter(|_| was_in_progress) else { return };
+        // Counted, so that the end of the first round is known without a search.
         if !std::mem::replace(&mut secret.has_been_read, true) {
             self.unread = self.unread.saturating_sub(1);
         }

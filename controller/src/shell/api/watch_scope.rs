@@ -219,6 +219,7 @@ pub fn prune_fields(resource: ResourceKind, object: &mut Value) {
         object.get_mut(*part).into_iter().for_each(|it| retain_fields(it, fields));
     }
     match resource {
+        // A user's template may be large, and only labels and containers of it are read.
         ResourceKind::Deployment | ResourceKind::StatefulSet if !is_of_revision => {
             object.pointer_mut("/spec/template").into_iter().for_each(prune_pod_template);
         }

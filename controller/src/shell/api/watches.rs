@@ -129,6 +129,7 @@ struct WatchTask {
 }
 
 impl WatchTask {
+    /// Waits for the turn of the kind, and watches its objects in the shape that the controller needs.
     async fn run(self, client: Client) {
         // The list waits, so that the objects to which the listed ones refer are known.
         self.pending_lists.wait_for_turn(self.scope.resource).await;
@@ -168,6 +169,7 @@ impl WatchTask {
         self.forward(watch_events(api, config, MAX_PAUSE)).await;
     }
 
+    /// Sends the events of a watch as updates until the receiver is gone.
     async fn forward<S: ObjectShape>(
         mut self,
         events: impl Stream<Item = watcher::Result<Event<WatchedObject<S>>>>,
@@ -184,6 +186,7 @@ impl WatchTask {
                     if change == Some(OutageChange::Began) {
                         warn!(resource = %resource, error = %error_chain(&error), "watch broke and is begun again");
                     }
+                    // The stream of events begins the watch again by itself, after a pause.
                     continue;
                 }
             };

@@ -191,6 +191,7 @@ fn object_identity(key: &ObjectPartKey, observed: &ObservedObject) -> Value {
     json!({"apiVersion": key.resource.api_version(), "kind": key.resource.kind(), "metadata": meta})
 }
 
+/// Returns the action that gives an object its desired body, by what was last observed of it.
 fn object_action(
     key: &ObjectPartKey,
     mut body: Value,
@@ -291,6 +292,7 @@ fn replicas_action(
         recorded == (Some(scaled_to), Some(user_replicas))
             && it.replicas == Some(i64::from(scaled_to))
     };
+    // A workload that was deleted and made again has another UID, and none of the earlier writes.
     let known = observed.filter(|it| it.uid == version.uid);
     if known.is_some_and(|it| it.is_terminating || is_done(it)) {
         return WriteAction::None;
@@ -305,6 +307,7 @@ fn give_back_action(
     replicas: Option<u32>,
     observed: Option<&ObservedObject>,
 ) -> WriteAction {
+    // The cache may still have a workload of the same name that was replaced.
     let known = observed.filter(|it| it.uid == version.uid);
     let has = |it: &ObservedObject, number: u32| it.replicas == Some(i64::from(number));
     let missing = replicas.filter(|number| known.is_none_or(|it| !has(it, *number)));

@@ -288,6 +288,7 @@ impl ObjectWriter {
         }
         let outcome = WriteOutcome::Repeated(wait.delay_ms);
         self.metrics.record_write(key, &outcome, Duration::ZERO);
+        // As the end of an attempt, so that the queue gives the key out again after the delay.
         self.finish(key, &outcome, source);
         true
     }
@@ -316,6 +317,7 @@ impl ObjectWriter {
         true
     }
 
+    /// Performs one action within the time limit, and records its outcome.
     async fn write(
         &self,
         key: ObjectPartKey,
@@ -342,6 +344,7 @@ impl ObjectWriter {
         self.finish(&key, &outcome, source);
     }
 
+    /// Reports the outcome of an attempt, and gives the key back to the queue.
     fn finish(&self, key: &ObjectPartKey, outcome: &WriteOutcome, source: &dyn DesiredStateSource) {
         match outcome {
             WriteOutcome::Done => source.write_result(key, None),
@@ -350,6 +353,7 @@ impl ObjectWriter {
                 source.write_result(key, Some(error.clone()));
             }
             WriteOutcome::Unsupported(error) => {
+                // No warning: the cluster lacks the kind, and nothing is wrong with the object.
                 info!(object = %key, reason = error.reason, message = error.message, "not written");
                 source.write_result(key, Some(error.clone()));
             }
@@ -399,6 +403,7 @@ impl WriterState {
         self.queue.finish(key, outcome, now);
     }
 
+    /// Stores an observed object, and adds to the queue the parts of it that may have to be written.
     fn handle_observed(
         &mut self,
         resource: ResourceKind,

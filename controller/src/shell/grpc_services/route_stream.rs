@@ -54,6 +54,7 @@ pub fn encode_batch(
             &raw::RouteItem::from(RouteItem { version: batch.version, change }),
             &mut all,
         );
+        // In pieces, since one buffer for a large table would have to grow by copies.
         if all.len() >= PIECE_BYTES {
             pieces.push(all.split().freeze());
         }

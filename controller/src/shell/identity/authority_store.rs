@@ -36,7 +36,7 @@ pub type AuthorityStoreError = Box<dyn std::error::Error + Send + Sync>;
 /// Storage of the authorities in the cluster.
 #[tonic::async_trait]
 pub trait AuthorityStore: Send + Sync + std::fmt::Debug {
-    /// Reads the Secret's text and version; none: there is no Secret.
+    /// Reads the Secret's text and version; `None`: there is no Secret.
     async fn load(&self) -> Result<Option<(String, String)>, AuthorityStoreError>;
     /// Writes the Secret if it still has `version`, or, without one, if it does not exist. Otherwise it returns an
     /// error.

@@ -32,6 +32,7 @@ impl LocalCertificateSchedule {
         authority_made_s: u64,
         now_s: u64,
     ) -> Vec<NamespacedName> {
+        // A service that comes back has another request, and needs another certificate.
         self.signed.retain(|service, _| wanted.contains_key(service));
         let is_due = |(service, request): &(&NamespacedName, &u64)| {
             let signed = self.signed.get(*service);

@@ -106,6 +106,7 @@ impl KubernetesPlatform {
                 | WatchUpdate::Object { .. }
                 | WatchUpdate::Deleted { .. } => None,
             };
+            // Applied before the list counts as complete, so that `on_listed` finds all objects.
             self.apply_watch_update(update);
             let was_unlisted = completed.is_some_and(|it| unlisted.remove(&it));
             if was_unlisted && unlisted.is_empty() {

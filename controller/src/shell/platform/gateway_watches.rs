@@ -60,6 +60,7 @@ impl KubernetesPlatform {
             if self.has_kinds(kinds).await {
                 let denied = first_denied_kind(&self.client, kinds).await;
                 let Some(kind) = denied else { return };
+                // A missing permission is logged when it is found, and not at each attempt.
                 if denied_before.replace(kind) != Some(kind) {
                     let (kind, group) = (kind.kind(), kind.api_version());
                     warn!(kind, group, "objects are not followed: they may not be listed");

@@ -153,6 +153,7 @@ async fn follow_names(
     first_read: OnceSignal,
 ) {
     let mut reads = FuturesUnordered::new();
+    // Before the first wait: `changed` reports no value that was there at the start.
     reader.set_names(&names.borrow_and_update());
     loop {
         if reader.schedule.has_read_all() {

@@ -35,6 +35,7 @@ pub(super) async fn read_pods(
         tokio::select! {
             () = stop.cancelled() => return,
             Some(_ended) = open_reads.join_next() => {}
+            // Further reads wait in the channel, so that a crowd of stops does not flood the API server.
             read = reads.recv(), if open_reads.len() < OPEN_READS_MAX => {
                 let Some(read) = read else { return };
                 let (client, runtime) = (client.clone(), Arc::clone(&runtime));

@@ -78,7 +78,7 @@ impl AdmissionSettings {
         }
     }
 
-    /// Returns true if the API server should submit new pods.
+    /// Returns true if the API server should submit new pods to the webhook, which places them.
     pub fn places_pods(&self) -> bool {
         self.bind_pods || self.prefers_wake_zone
     }
@@ -200,6 +200,7 @@ impl BindingReview {
     }
 }
 
+/// Encodes a decision as the API server expects it.
 fn encode_response(
     request: &ReviewRequest,
     decision: AdmissionDecision,
@@ -229,6 +230,7 @@ fn encode_response(
     Ok(serde_json::to_vec(&review)?)
 }
 
+/// Decides about one request. Statuses and objects in deletion are allowed without a check.
 fn evaluate_request(
     hook: AdmissionHook,
     request: &ReviewRequest,

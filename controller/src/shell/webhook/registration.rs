@@ -207,6 +207,7 @@ pub(super) async fn check_self_call(
 
 type SelfCallError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Calls this replica's own webhook as the API server would, but for the address.
 async fn call_self(
     address: &WebhookAddress,
     bundle: &WebhookCertBundle,

@@ -11,6 +11,7 @@ pub fn image_objects(revision: &RevisionView<'_>) -> Vec<ChildObject> {
     let containers = pod.init_containers.iter().flatten().chain(&pod.containers);
     let one = |container: &k8s_openapi::api::core::v1::Container| {
         let image = revision.resolved_image(&container.name);
+        // Until the digest is known, the cache may at least pull by the tag.
         let image = image.or(container.image.as_deref()).unwrap_or_default();
         let mut spec = json!({ "image": image });
         let account = pod.service_account_name.as_deref().filter(|it| !it.is_empty());

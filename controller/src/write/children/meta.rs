@@ -10,7 +10,7 @@ use crate::model::{knative::key, scale_policy::AUTOSCALING_PREFIX};
 /// Labels of a Revision that its children do not inherit, since they change while it runs.
 const UNINHERITED_LABELS: [&str; 2] = [key::ROUTING_STATE, key::ROUTE];
 /// Annotations of a Revision that its children do not inherit: most change while it runs. With [`key::SCALE_TO_ZERO`]
-/// its Services would be scaled Services.
+/// the Services of the Revision would be scaled Services.
 const UNINHERITED_ANNOTATIONS: [&str; 7] = [
     key::SCALE_TO_ZERO,
     "serving.knative.dev/lastPinned",

@@ -170,6 +170,7 @@ fn spread_affinity(revision: &str) -> Affinity {
     };
     Affinity {
         pod_anti_affinity: Some(PodAntiAffinity {
+            // Only preferred: a cluster with few nodes must still run all pods.
             preferred_during_scheduling_ignored_during_execution: Some(vec![term]),
             ..PodAntiAffinity::default()
         }),

@@ -117,6 +117,7 @@ pub fn scaled_pod_autoscaler(of: &ScaledAutoscalerSpec<'_>) -> ChildObject {
     let ports: Vec<String> = of.ports.iter().map(port).collect();
     let class = (format!("{AUTOSCALING_PREFIX}class"), KPA_CLASS.to_owned());
     let mut annotations = BTreeMap::from([class]);
+    // The record of the allocated ports: a restart must not move connections that wait to other ports.
     if !ports.is_empty() {
         annotations.insert(key::ACTIVATOR_PORTS.into(), ports.join(","));
     }

@@ -179,6 +179,7 @@ pub fn scaled_service_slices(
     let ports: Vec<EndpointPort> = of.ports.iter().map(port).collect();
     let names = scaled_slice_names(of.service);
     let slice = |((family, _), name): ((IpFamily, &str), String)| {
+        // Each family has its own choice, since an activator may lack an address of one.
         let usable = usable_activators(activators.iter().filter(|it| family.is_of(it)));
         let chosen = choose_activators(&target, usable, count);
         let hints = activator_hints(&chosen, rules);
@@ -288,6 +289,7 @@ fn to_endpoints(
     pairs.filter_map(|(it, hints)| to_endpoint(it, hints, family)).collect()
 }
 
+/// Returns the endpoint with its address of this family; `None`: it has none.
 fn to_endpoint(
     endpoint: &SliceEndpoint,
     hints: &TopologyHints,
@@ -301,6 +303,7 @@ fn to_endpoint(
         addresses: vec![address.to_string()],
         conditions: Some(EndpointConditions {
             ready: Some(endpoint.ready),
+            // kube-proxy falls back on endpoints that serve while they terminate.
             serving: Some(endpoint.ready),
             terminating: Some(endpoint.terminating),
         }),

@@ -64,6 +64,7 @@ fn class_status(cluster: &ClusterState, key: &ObjectPartKey) -> Option<Value> {
     }))
 }
 
+/// Renders the status of a Gateway: its addresses, its conditions, and its listeners.
 fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &GatewayState) -> Value {
     let plan = plan_gateway(cluster, &key.name, gateway);
     let context = ConditionContext {
@@ -81,6 +82,7 @@ fn render_gateway(cluster: &ClusterState, key: &ObjectPartKey, gateway: &Gateway
         })
     });
     let [accepted, _] = &plan.conditions;
+    // A Gateway that is not accepted must not attract clients.
     let addresses = cluster.gateway_api.addresses.iter().filter(|_| accepted.is_true);
     json!({
         "addresses": addresses.map(render_address).collect::<Vec<Value>>(),

@@ -40,7 +40,7 @@ pub(super) fn ingress_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desir
         return if is_tcp { DesiredState::Absent } else { DesiredState::Unmanaged };
     };
     let mut annotations = ingress_annotations(app, class);
-    // A plan compares it with its own spec: the Ingress and its status are those of an earlier plan until the apply.
+    // A plan compares this hash with that of its own spec: until the apply, the Ingress is that of an earlier plan.
     annotations.insert(key::INGRESS_SPEC.into(), format!("{:016x}", spec_hash(&spec)));
     let meta = ingress_meta(app, route, &key.name, annotations);
     let object = ChildObject::new(ResourceKind::Ingress, meta, json!({"spec": spec}));

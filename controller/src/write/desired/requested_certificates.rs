@@ -235,6 +235,7 @@ fn request_status(cluster: &ClusterState, wanted: &WantedCertificate) -> Desired
     let since = text(&readiness.since).unwrap_or(created);
     let mut hosts = vec![wanted.host.as_str()];
     let short = format!("{SHORT_PREFIX}{}", wanted.domain);
+    // The authority checks the short host as well, if the certificate has it.
     hosts.push(&short);
     let challenges = cluster.requests.solved_challenges(&wanted.name.namespace, &hosts);
     let challenges: Vec<Value> = challenges.iter().map(challenge_status).collect();
@@ -282,6 +283,7 @@ fn next_readiness(
     let Some(issued) = cluster.requests.issued.get(&wanted.name) else {
         return Some(no_condition());
     };
+    // A certificate of the same name that a user or an earlier request has made.
     if issued.owner_uid != Some(request.meta.uid) {
         let name = wanted.name.name.as_str();
         let message =

@@ -54,6 +54,7 @@ impl<'a> LiveRevision<'a> {
         let meta = render::revision_meta(self.app, self.revision, &self.owner);
         let (labels, annotations) =
             (meta.labels.unwrap_or_default(), meta.annotations.unwrap_or_default());
+        // The view borrows these values, so it is passed on and not returned.
         let uid = self.revision.meta.uid.to_string();
         let view = children::RevisionView {
             namespace: &self.owner.namespace,
@@ -80,6 +81,7 @@ impl<'a> LiveRevision<'a> {
         revision: &children::RevisionView<'_>,
     ) -> Option<ChildObject> {
         let template = ParsedTemplate::of_revision(self.revision, self.cluster);
+        // An autoscaler needs the PodAutoscaler as its owner, so it follows once that exists.
         let owner_uid = self
             .cluster
             .scaling
@@ -156,6 +158,7 @@ pub(super) fn child_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desired
     }
 }
 
+/// Builds the child object of this kind and name; `None`: the Revision has no such child.
 fn build_child(
     live: &LiveRevision<'_>,
     resource: ResourceKind,
@@ -212,6 +215,7 @@ fn deployment_scale(
     let pods_to_remove =
         pods().filter(|pod| matches!(pod.stage, PodStage::Stopping { .. })).map(name);
     let replicas = i64::from(revision.scaling.requested_scale);
+    // A draining pod counts until its requests have ended, but no new pod is made in its place.
     let max_replicas = replicas.saturating_add(to_i64(draining));
     DesiredState::Scale {
         min_replicas: replicas,

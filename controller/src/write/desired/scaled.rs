@@ -176,6 +176,7 @@ fn workload_conditions(
         render_condition("Ready", &ready, ready_at),
         render_condition("ScaleTargetInitialized", &initialized, initialized_at),
     ];
+    // As Knative does with conditions that do not decide about `Ready`.
     let for_information = |name: &str, status: &ConditionStatus, at: UnixMillis| {
         let mut condition = render_condition(name, status, at);
         condition["severity"] = json!("Info");
@@ -204,6 +205,7 @@ pub(super) fn slice_part(
 ) -> Option<DesiredState> {
     let name = part_keys::scaled_service_of(cluster, key)?;
     let app = cluster.apps.get(&name)?;
+    // Without the list, a missing workload may be one that was not observed yet.
     if !cluster.workloads.are_listed {
         return Some(DesiredState::Unmanaged);
     }
@@ -245,6 +247,7 @@ pub(super) fn workload_scale(cluster: &ClusterState, key: &ObjectPartKey) -> Opt
     }
     let desired = match cluster.workloads.holder(&workload_key) {
         Some(service) => held_number(cluster, service, workload),
+        // No Service scales it any more, so it gets back the number of its user.
         None if cluster.workloads.is_abandoned(&workload_key) => Some(DesiredState::GivenBack {
             version: workload.version.clone(),
             replicas: number_to_give_back(cluster, &workload_key, workload),

@@ -104,6 +104,7 @@ fn render_conditions(pod: &RevisionPod, ready: bool) -> Vec<PodCondition> {
     conditions
 }
 
+/// Renders the status of a container as a kubelet would report it.
 fn render_container_status(
     status: &local_node::LocalContainerStatus,
     ready: bool,

@@ -57,6 +57,7 @@ fn open_sub_path(volume: &Path, sub_path: &Path) -> Result<OwnedFd, ContainerSta
     let mut opened = open_inner(Path::new("."))?;
     for part in sub_path.components().filter(|part| *part != Component::CurDir) {
         inner.push(part);
+        // Created with few rights at first: the rights of the volume come once the folder is known to lie in it.
         let created = mkdirat(&opened, part.as_os_str(), Mode::from_bits_truncate(0o700));
         opened = match created {
             Ok(()) => {

@@ -96,6 +96,7 @@ impl BenchApiServer {
         });
         let shared = Arc::clone(&objects);
         thread::spawn(move || {
+            // The channel ends with the server: its sender is never used.
             while stopped.recv_timeout(BOOKMARK_PERIOD) == Err(mpsc::RecvTimeoutError::Timeout) {
                 shared.send_bookmarks();
             }
@@ -120,6 +121,7 @@ impl BenchApiServer {
         let event = if kind.objects.contains_key(&name) { "MODIFIED" } else { "ADDED" };
         let chunk = encode_chunk(&event_line(event, &text));
         kind.objects.insert(name, text);
+        // Taken last, so that the time does not contain the work of this server.
         let begun_us = unix_us();
         kind.write_to_watches(&chunk);
         Ok(EventTimes { begun_us, received_us: unix_us() })
@@ -271,6 +273,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<ApiRequest>> {
             body_bytes = value.trim().parse().unwrap_or(0);
         }
     }
+    // A body that is not read would be taken for the next request.
     io::copy(&mut reader.take(body_bytes), &mut io::sink())?;
     Ok(ApiRequest::parse(&first))
 }

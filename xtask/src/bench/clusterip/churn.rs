@@ -48,6 +48,7 @@ pub(super) fn measure(context: &ClusterIpBenchContext, rounds: u32) -> Result<Ve
     let mut proxies = super::start_all(context, SET, &ProxySubject::ALL)?;
     let mut figures: BTreeMap<ProxySubject, ChurnFigures> = BTreeMap::new();
     for round in 0..rounds {
+        // Each round begins with another proxy, so that none profits from its place.
         for offset in 0..proxies.len() {
             let index = (round as usize + offset) % proxies.len();
             let proxy = &mut proxies[index];
@@ -68,7 +69,7 @@ fn measure_round(proxy: &RunningProxy, round: u32, figures: &mut ChurnFigures) -
         if let Some(wait) = (CHANGE_PERIOD * change).checked_sub(started.elapsed()) {
             sh::sleep(wait);
         }
-        // Rounds continue where the last one ended: each change is one.
+        // Rounds continue where the last one ended, so that each write changes endpoints.
         proxy.server.set(SET.changed_slice(round * changes + change))?;
     }
     let changing_s = started.elapsed().as_secs_f64();

@@ -139,6 +139,7 @@ impl BackendWatch {
         thread::spawn(move || {
             let lines = lines.map_while(Result::ok);
             for change in lines.filter_map(|line| serde_json::from_str(&line).ok()) {
+                // The measurement is over.
                 if sender.send(change).is_err() {
                     return;
                 }
@@ -167,6 +168,7 @@ impl BackendWatch {
             if change.backend == expected && change.at_us >= since_us {
                 return Ok((change, unexplained));
             }
+            // A change to anything else, such as a refused connect in between, is a fault of the proxy.
             unexplained += 1;
         }
     }

@@ -192,6 +192,7 @@ impl BenchNode {
         Ok(())
     }
 
+    /// Creates the three network namespaces, and the links and routes between them.
     fn create_namespaces(&self) -> Result<()> {
         let [node, client, endpoints] = BenchNetns::ALL.map(|netns| self.netns_name(netns));
         for netns in [&node, &client, &endpoints] {

@@ -169,6 +169,7 @@ fn service(number: u32, protocol: ServiceProtocol) -> Value {
     })
 }
 
+/// Returns the slice of a Service, as Kubernetes' own controller writes it.
 fn endpoint_slice(
     service: u32,
     addresses: &[Ipv4Addr],

@@ -231,6 +231,7 @@ impl RunningProxy {
         self.process.end(self.subject)?;
         let mut command = proxy_command(context, self.subject, &self.node)?;
         let log = &self.process.log;
+        // The log of the first process stays, in case the restart shows its fault.
         let out = File::options().append(true).open(log);
         let out = out.with_context(|| format!("cannot write {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);

@@ -103,6 +103,7 @@ impl StartFigures {
             ("_memory_peak", "MiB", &self.peak_mib, none),
             ("_maps", "MiB", &self.maps_mib, none),
         ];
+        // Some figures exist for one proxy only.
         let measured = figures.into_iter().filter(|(_, _, values, _)| !values.is_empty());
         let row = |(suffix, unit, values, goal): (&str, &str, &Vec<f64>, BenchGoal)| {
             case_row(&format!("{CASE}{suffix}"), subject.name(), unit, values, goal)

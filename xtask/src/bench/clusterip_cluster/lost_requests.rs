@@ -35,6 +35,7 @@ pub(super) fn measure(
     Ok(lost_rows(peer, rouse))
 }
 
+/// Scales a Deployment out and in under load from two nodes, and counts the requests that are lost.
 fn measure_subject(
     cluster_context: &ClusterBenchContext,
     cluster: &BenchCluster,

@@ -35,9 +35,9 @@ enum WokenKind {
     Ksvc,
     /// A Deployment whose Service speaks HTTP.
     Http,
-    /// The same by raw TCP.
+    /// A Deployment whose Service speaks raw TCP.
     RawTcp,
-    /// The same by HTTP, with a readiness probe of the kubelet.
+    /// A Deployment whose Service speaks HTTP, and whose pods the kubelet probes.
     Probed,
 }
 
@@ -122,6 +122,7 @@ fn create_sleeping(cluster: &BenchCluster, count: u32) -> Result<()> {
         let slices = cluster.list(&["endpointslices", "--selector", ACTIVATOR_SLICES])?;
         Ok(names.iter().all(|name| leads_to_activators(&slices, name)).then_some(()))
     })?;
+    // kube-proxy follows the slices a moment later, and shows no sign of it.
     sh::sleep(SETTLE_TIME);
     Ok(())
 }

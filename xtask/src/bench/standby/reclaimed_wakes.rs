@@ -95,6 +95,7 @@ pub(super) fn run(
     let patch = r#"{"data":{"kubernetes.podspec-volumes-hostpath":"enabled"}}"#;
     let patch = ["patch", "configmap", "-n", SYSTEM_NAMESPACE, "config-features", "--patch", patch];
     cluster.kubectl(&patch)?;
+    // The webhook refuses the volumes until it has read the ConfigMap again.
     sh::sleep(SETTING_EFFECTIVE_AFTER);
     let mut rows = Vec::new();
     for (name, command) in APPS {
@@ -137,6 +138,7 @@ fn mounted_folders(folder: &Path) -> Vec<(String, String)> {
 /// Content of the container of an application with this command, in YAML's flow style.
 fn container(command: &str) -> String {
     let mount = |(name, _): &(String, String)| format!("{{ name: {name}, mountPath: /{name} }}");
+    // Of the folder only the name in the pod counts here, which is always the same.
     let mounts: Vec<String> = mounted_folders(Path::new("")).iter().map(mount).collect();
     let mounts = mounts.join(", ");
     format!("image: \"dev.local/hello:v1\", command: {command}, volumeMounts: [{mounts}]")

@@ -59,6 +59,7 @@ impl ImportCollector<'_> {
         match tree {
             syn::UseTree::Path(path) => {
                 before.push(path.ident.to_string());
+                // One path serves all branches: each adds its part and takes it away again.
                 self.add_tree(before, &path.tree);
                 before.pop();
             }

@@ -56,7 +56,9 @@ impl RoutePlanner {
                 .and_then(|(number, (key, known))| self.frontend_facts(number, &key, known)),
             hints: trace.explanation.as_ref().and_then(hints_text),
             candidates: trace.candidates(usage),
+            // kube-proxy's rules see only connects that the programs leave unchanged.
             kube_proxy: (outcome == TraceOutcome::Unchanged).then(|| trace.kube_proxy()),
+            // They follow from the kernel's maps, which the planner does not read: the caller adds them.
             exceptions: Vec::new(),
         }
     }
@@ -72,6 +74,7 @@ impl<'a> ConnectTrace<'a> {
         };
         let list = planner.lists.get(&BackendListKey::Frontend(key));
         let owner = list.and_then(|list| list.owner);
+        // The service whose list is in force comes before one that only wants the frontend.
         let service = owner.or_else(|| planner.table.find_frontend(&key));
         let explanation = match service {
             Some(ServiceNumber::Cluster(number)) => planner.table.cluster.explain(number, &key),
@@ -90,6 +93,7 @@ impl<'a> ConnectTrace<'a> {
                 (TraceOutcome::Endpoint, self.pick_reason(list))
             }
             RoutingMode::Activator if self.activators(list).is_empty() => {
+                // Without a backend, the programs let the connect go on.
                 let reason = "the frontend leads to activators, and none is known".to_owned();
                 (TraceOutcome::Unchanged, reason)
             }

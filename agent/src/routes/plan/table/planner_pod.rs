@@ -42,6 +42,7 @@ impl PlannerPod {
             former_ports: Box::default(),
         };
         if let Some(before) = before {
+            // Connections to a port that the pod no longer names may still be open, and have to follow its phase.
             let former: BTreeSet<u16> =
                 before.all_ports().filter(|it| !pod.ports_in_use().any(|own| own == *it)).collect();
             pod.former_ports = former.into_iter().collect();

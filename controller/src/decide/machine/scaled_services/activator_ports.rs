@@ -99,6 +99,7 @@ fn allocate(
     cluster: &mut ClusterState,
 ) -> Option<NonZeroU16> {
     let recorded = recorded.filter(|it| !cluster.allocated.ports.contains(&it.get()));
+    // Begins at a hash, so that all services spread over the range and a new service finds a free port soon.
     let new_port = || {
         let hash = allocate::hash_route_name(name, Some(&service_port.to_string()));
         let port = allocate::free_port(hash, cluster).filter(|_| cluster.is_leader)?;

@@ -44,6 +44,7 @@ pub(super) fn update_binding(
     }
 }
 
+/// Records that the Service scales this workload, as the workload is now.
 fn bind(
     scaled: &mut ScaledServiceState,
     key: &WorkloadKey,
@@ -137,6 +138,7 @@ fn refresh_binding(scaled: &mut ScaledServiceState, cluster: &ClusterState) -> b
     true
 }
 
+/// Returns what the plan needs to know of a workload.
 fn to_binding(
     key: &WorkloadKey,
     workload: &WorkloadState,

@@ -40,6 +40,7 @@ impl ControllerStateMachine {
         let at = revisions.iter().position(|it| it.is_scaled_service);
         let (Some(binding), Some(service)) = (&scaled.binding, &scaled.service) else {
             if let Some(at) = at {
+                // The Service no longer scales a workload. Its pods belong to the user and go on running.
                 self.drop_scaled_revision(name, revisions.remove(at), scaled);
             }
             return Vec::new();
@@ -107,6 +108,7 @@ impl ControllerStateMachine {
                     new_pods.push(pod.uid.clone());
                     pod
                 }
+                // The selector also matches pods of other owners, which get no requests through Rouse.
                 None => continue,
             };
             let new_layout = |shape: &&str| Arc::new(layout::pod_layout(shape, service));

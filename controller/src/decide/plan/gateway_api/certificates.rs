@@ -97,6 +97,7 @@ fn check_certificate(
         Some(SecretReadState::Refused(fault)) => format!("cannot be used: {fault}"),
         Some(SecretReadState::Unreadable(error)) => format!("cannot be read: {error}"),
     };
+    // Handshakes go on with the certificate that was read before.
     let is_kept = state.is_some_and(|it| it.in_force.is_some());
     let kept = if is_kept { "; its former certificate is kept" } else { "" };
     Err(invalid_reference(format!("Secret {secret} {fault}{kept}")))

@@ -82,7 +82,7 @@ pub fn draft_routes(
         let route = cluster.gateway_api.routes.get(id)?;
         let parents = route.parents.iter().filter_map(|parent| {
             let gateway = own_gateway(cluster, parent)?;
-            let attachments = attach(cluster, (id, route), parent, &listeners);
+            let attachments = attach_to_listeners(cluster, (id, route), parent, &listeners);
             let (reference, gateway) = (parent.reference.clone(), gateway.clone());
             Some(ParentDraft { reference, gateway, attachments })
         });
@@ -108,6 +108,7 @@ pub fn finish_routes(
     finished.collect()
 }
 
+/// Makes the plan of a route from its draft, without the listeners at which an older route has its hosts.
 fn finish_route(
     cluster: &ClusterState,
     (id, route): (&GatewayRouteId, &GatewayRouteState),
@@ -172,7 +173,7 @@ fn own_gateway<'a>(
 }
 
 /// Attaches a route to the listeners that a parent reference names.
-fn attach(
+fn attach_to_listeners(
     cluster: &ClusterState,
     (id, route): (&GatewayRouteId, &GatewayRouteState),
     parent: &ParentReference,
@@ -194,7 +195,7 @@ fn attach(
         return Err(("NoMatchingParent", message));
     }
     let (kind, namespace) = (id.kind, &id.name.namespace);
-    listeners.retain(|it| it.kinds.contains(&kind) && admits(cluster, *it, namespace));
+    listeners.retain(|it| it.kinds.contains(&kind) && admits_namespace(cluster, *it, namespace));
     if listeners.is_empty() {
         let kind = kind.name();
         let message =
@@ -222,7 +223,7 @@ fn attach(
 }
 
 /// Returns true if a listener takes routes of a namespace.
-fn admits(cluster: &ClusterState, listener: UsableListener<'_>, namespace: &str) -> bool {
+fn admits_namespace(cluster: &ClusterState, listener: UsableListener<'_>, namespace: &str) -> bool {
     match &listener.spec.namespaces {
         AllowedNamespaces::Same => listener.gateway.namespace == namespace,
         AllowedNamespaces::All => true,
@@ -312,6 +313,7 @@ fn resolve_backend(
     }
     let missing = |what: &str| Err(("BackendNotFound", format!("Service {name} {what}")));
     let Some(port) = spec.port else { return missing("is named without a port") };
+    // A Service of a Route has no endpoints of its own: its requests are led by the rules of the Route.
     if cluster.names.placeholders.contains_key(name) {
         return match port.get() {
             ROUTE_PORT => Ok(RouteBackend::Service(name.clone())),

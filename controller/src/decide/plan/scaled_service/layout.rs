@@ -52,6 +52,7 @@ pub(crate) fn revision_template(
     annotations.insert(key::PROTOCOL.into(), protocol.into());
     if let Some(distribution) = &service.traffic_distribution {
         let own = annotations.entry(key::TRAFFIC_DISTRIBUTION.into());
+        // An annotation of the user precedes the field of the Service.
         own.or_insert_with(|| distribution.to_string());
     }
     let spec = RevisionSpec { timeout_seconds: Some(timeout_s), ..RevisionSpec::default() };

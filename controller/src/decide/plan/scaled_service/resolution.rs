@@ -22,6 +22,7 @@ pub(crate) fn resolve_workload(
         return Err(ScaledRefusal::NameTaken(owner.into()));
     }
     let workload = select_workload(name, service, cluster)?;
+    // Two Services would scale one workload against each other.
     match older_service(name, service, &workload, cluster) {
         Some(service) => Err(ScaledRefusal::WorkloadTaken { workload, service }),
         None => Ok(workload),

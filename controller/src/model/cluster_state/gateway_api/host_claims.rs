@@ -169,6 +169,7 @@ impl HostClaims {
         edge.is_some_and(|(id, _)| id.kind == kind)
     }
 
+    /// Replaces the claims of a route, in both indexes.
     fn replace_claims(&mut self, id: &GatewayRouteId, created: UnixMillis, claims: RouteClaims) {
         // The rejections stay until they are decided, so that a change of them is seen.
         let previous = self.by_route.remove(id);

@@ -28,6 +28,7 @@ impl SelectorIndex {
             Some(selector) => self.selectors.insert(service.clone(), selector.clone()),
             None => self.selectors.remove(service),
         };
+        // The index by the first pair finds the Services of an object without trying all selectors of the namespace.
         if let Some(pair) = previous.as_ref().and_then(|it| first_pair(service, it))
             && let Some(services) = self.by_first_pair.get_mut(&pair)
         {

@@ -104,6 +104,7 @@ fn read_action(inside: &str) -> Result<(Vec<ActionPart<'_>>, &str), String> {
 fn part_length(text: &str) -> Result<usize, String> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let number = unsigned.strip_prefix('.').unwrap_or(unsigned);
+    // A sign or a dot belongs to a number only before a digit.
     if number.starts_with(|it: char| it.is_ascii_digit()) {
         return number_length(text);
     }
@@ -149,6 +150,7 @@ fn quoted_length(text: &str, quote: char) -> Result<usize, String> {
     let mut characters = text.char_indices().skip(1);
     while let Some((at, character)) = characters.next() {
         match character {
+            // Go permits no line break between quotes.
             '\n' => break,
             '\\' => {
                 let escaped = characters.next().map(|(_, it)| it);
@@ -278,10 +280,12 @@ fn check_control(action: &[ActionPart<'_>], open: &mut Vec<OpenControl>) -> Resu
         Some("else") => match (open.last_mut(), word(1)) {
             (Some(OpenControl::If), Some("if")) | (Some(OpenControl::With), Some("with")) => {}
             (_, Some(other)) => return Err(format!("unexpected {{{{else {other}}}}}")),
+            // The part behind `else` is no loop, so it may have no `break`.
             (Some(last), None) if *last == OpenControl::Range => *last = OpenControl::RangeElse,
             (_, None) => {}
         },
         Some(word @ ("break" | "continue")) => {
+            // A template within the loop is run elsewhere, and cannot leave it.
             let mut inner = open.iter().rev().take_while(|it| **it != OpenControl::Template);
             if !inner.any(|it| *it == OpenControl::Range) {
                 return Err(format!("{{{{{word}}}}} outside {{{{range}}}}"));

@@ -46,6 +46,7 @@ fn check_names(name: &str, body: &ListNode, defines: &[DefineNode]) -> Result<()
     let main = (!body.nodes.iter().all(is_empty)).then_some(name);
     let filled = defines.iter().filter(|it| !it.body.is_empty_tree());
     let mut names: Vec<&str> = filled.map(|it| it.name.as_str()).chain(main).collect();
+    // Equal names are neighbours then.
     names.sort_unstable();
     match names.windows(2).find(|it| it[0] == it[1]) {
         Some(twice) => {
@@ -138,6 +139,7 @@ impl TemplateChecker<'_> {
         branch.else_body.as_ref().map_or(Ok(()), |list| self.check_list(list, &mut outer))
     }
 
+    /// Checks a pipeline, and adds the variables that it declares to the scope.
     fn check_pipe<'t>(
         &self,
         pipe: &'t PipeNode,
@@ -164,6 +166,7 @@ impl TemplateChecker<'_> {
         }
     }
 
+    /// Checks a value: its functions, variables, and fields of the data that is known.
     fn check_expr<'t>(&self, expr: &'t Expr, scope: &TemplateScope<'t>) -> Result<(), String> {
         match expr {
             Expr::Identifier(_, function) if !FUNCTIONS.contains(&function.as_str()) => {

@@ -67,6 +67,7 @@ pub(super) fn read_filters(list: &Value, supported: &[&str]) -> Result<RuleFilte
     for filter in array_items(list) {
         let kind = text(&filter["type"]);
         match kind {
+            // HTTPRoutes and GRPCRoutes have different types of filters.
             _ if !supported.contains(&kind) => {
                 return Err(format!("filters of type {kind} are not supported"));
             }
@@ -87,6 +88,7 @@ pub(super) fn read_filters(list: &Value, supported: &[&str]) -> Result<RuleFilte
     Ok(read)
 }
 
+/// Reads changes of headers. Refuses headers that rules cannot change.
 fn read_header_changes(value: &Value) -> Result<HeaderChanges, String> {
     // Checked here, since the activator would have to leave out a change that it cannot make.
     let name = |it: &Value| {

@@ -55,6 +55,7 @@ fn copied_bytes(rule: &RouteRuleSpec) -> usize {
     let rewrite = rule.rewrite.as_ref().map_or(0, |it| url_bytes(&it.host, &it.path));
     let changes = changes_bytes(&rule.request_headers) + changes_bytes(&rule.response_headers);
     let backends: usize = rule.backends.iter().map(of_backend).sum();
+    // Each match becomes a rule of its own in the RouteTable, with a copy of all this.
     let shared = redirect + rewrite + changes + backends;
     let matches = rule.matches.iter();
     matches.map(|it| shared + pairs_bytes(&it.headers) + pairs_bytes(&it.query)).sum()

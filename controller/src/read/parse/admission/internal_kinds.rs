@@ -40,6 +40,7 @@ fn default_metric(class: &str) -> &'static str {
     if class == scale_policy::KPA_CLASS { "concurrency" } else { "cpu" }
 }
 
+/// Checks a DomainMapping: its name or host, its annotations, its certificate and its target.
 pub(super) fn check_domain_mapping(
     request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
@@ -204,6 +205,7 @@ fn check_reference(reference: &Map<String, Value>, meta: &ObjectMeta, problems: 
     }
 }
 
+/// Checks a PodAutoscaler by the rules of the autoscaler's annotations.
 pub(super) fn check_pod_autoscaler(
     request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
@@ -232,6 +234,7 @@ pub(super) fn check_pod_autoscaler(
     check_object_reference(spec.get("scaleTargetRef"), "spec.scaleTargetRef", problems);
 }
 
+/// Checks the mode, the protocol and the target of a ServerlessService.
 pub(super) fn check_serverless_service(
     request: &AdmissionRequest<'_>,
     meta: &ObjectMeta,
@@ -309,6 +312,7 @@ fn check_object_reference(value: Option<&Value>, at: &str, problems: &mut Vec<Pr
             problems.push(Problem::missing(path));
             continue;
         }
+        // Knative reports all broken rules of a field in one problem.
         let error = rule(&value);
         if !error.is_empty() {
             problems.push(Problem::invalid(path, error.join(", ")));

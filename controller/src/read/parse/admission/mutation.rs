@@ -121,6 +121,7 @@ fn copy_unchanged_defaults(new: &mut Value, filled: &Value, old: &Value) {
             for (key, filled) in filled {
                 match (new.get_mut(key), old.get(key)) {
                     (Some(new), Some(old)) => copy_unchanged_defaults(new, filled, old),
+                    // A value that differs from the default was the user's, who has removed it now.
                     (None, Some(old)) if old == filled => {
                         new.insert(key.clone(), old.clone());
                     }

@@ -49,6 +49,7 @@ fn is_true(value: &Value) -> bool {
     value.as_bool() == Some(true)
 }
 
+/// Checks the DNS settings of a pod: servers for the policy `None`, and the bounds of the resolver.
 fn check_dns(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     let config = &pod["dnsConfig"];
     let (servers, searches) = (texts(&config["nameservers"]), texts(&config["searches"]));
@@ -71,6 +72,7 @@ fn check_dns(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
             path,
             format!("must not have more than {MAX_SEARCHES} search paths"),
         ));
+    // The resolver reads the list as one line.
     } else if searches.join(" ").len() > MAX_SEARCH_BYTES {
         let rule = format!(
             "must not have more than {MAX_SEARCH_BYTES} characters (including spaces) in the search list"
@@ -82,6 +84,7 @@ fn check_dns(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
 fn check_seccomp_profile(profile: &Value, at: &str, problems: &mut Vec<Problem>) {
     let at = format!("{at}.localhostProfile");
     let path = &profile["localhostProfile"];
+    // The path is that of a profile on the node, which the other types do not read.
     if text(profile, "type") != "Localhost" {
         if !path.is_null() {
             let rule = "can only be set when seccomp type is Localhost";
@@ -127,6 +130,7 @@ fn check_claim_template(template: &Value, at: &str, problems: &mut Vec<Problem>)
             }
         }
         let is_claim = text(value, "kind") == "PersistentVolumeClaim";
+        // The core group has no other kind that a volume can be filled from.
         if text(value, "apiGroup").is_empty() && !is_claim {
             let problem = Problem::invalid(format!("{at}.kind"), text(value, "kind"));
             let rule = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
@@ -145,6 +149,7 @@ fn check_claim_template(template: &Value, at: &str, problems: &mut Vec<Problem>)
     }
 }
 
+/// Checks fields of a container that depend on each other.
 fn check_container(container: &Value, at: &str, problems: &mut Vec<Problem>) {
     for_each_at(container, "env[]", at, &mut |value, at| check_variable(value, at, problems));
     for_each_at(container, "env[].valueFrom.resourceFieldRef", at, &mut |value, at| {
@@ -186,6 +191,7 @@ fn check_variable(variable: &Value, at: &str, problems: &mut Vec<Problem>) {
     let paths = |names: &[&str]| -> String {
         names.iter().map(|it| format!("{at}.{it}")).collect::<Vec<_>>().join(", ")
     };
+    // In the order of the API server's own checks: it reports only the first fault.
     if set.is_empty() {
         problems.push(Problem::none_set(paths(&unset)));
     } else if !text(variable, "value").is_empty() {

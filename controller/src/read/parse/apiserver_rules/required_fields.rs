@@ -72,6 +72,7 @@ const CONTAINER_FIELDS: &[(&str, &str)] = &[
 pub(super) fn check_required_fields(pod: &Value, at: &str, problems: &mut Vec<Problem>) {
     let mut require = |path: &str, field: &str| {
         for_each_at(pod, path, at, &mut |value, at| {
+            // A part that is absent lacks no field.
             if value.is_object() && value[field].is_null() {
                 problems.push(Problem::missing(format!("{at}.{field}")));
             }

@@ -23,6 +23,7 @@ pub(super) fn check_scheduling_fields(pod: &Value, at: &str, problems: &mut Vec<
 
 /// Checks the fields of a toleration against each other.
 fn check_toleration(value: &Value, at: &str, problems: &mut Vec<Problem>) {
+    // Without an operator it is `Equal`.
     let exists = text(value, "operator") == "Exists";
     for (fits, field, message) in [
         (
@@ -66,6 +67,7 @@ fn check_affinity_and_spread(pod: &Value, at: &str, problems: &mut Vec<Problem>)
     for_each_at(pod, path, at, &mut |value, at| check_expression(value, at, problems));
     for_each_at(pod, "topologySpreadConstraints[]", at, &mut |value, at| {
         check_label_keys(value, at, problems);
+        // A constraint that only prefers could count no domain as missing.
         if !value["minDomains"].is_null() && text(value, "whenUnsatisfiable") != "DoNotSchedule" {
             let rule = "can only use minDomains if whenUnsatisfiable=DoNotSchedule";
             problems.push(Problem::disallowed(format!("{at}.minDomains")).with_details(rule));

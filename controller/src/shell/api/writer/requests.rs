@@ -126,6 +126,7 @@ impl ObjectWriter {
         match restored.await {
             Ok(object) => {
                 info!(object = %key, "another client changed the object: restored");
+                // With this version, a change that comes in between makes the apply fail.
                 body["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
                 self.apply(key, &body).await
             }
@@ -133,6 +134,7 @@ impl ObjectWriter {
         }
     }
 
+    /// Applies a status. A field that this API server does not know is left out, and the rest is applied.
     async fn apply_status(&self, key: &ObjectPartKey, mut body: Value) -> WriteOutcome {
         let api = object_api(&self.client, key.resource, &key.name);
         // Of the whole status, also where a part is left out: it would else be sent without an end.
@@ -163,6 +165,7 @@ impl ObjectWriter {
         replicas: i64,
         pods_to_remove: &[NamespacedName],
     ) -> WriteOutcome {
+        // Before the number is lowered: Kubernetes reads the marks when it chooses the pods to remove.
         if let Err(outcome) = self.mark_pods(key, pods_to_remove).await {
             return outcome;
         }
@@ -209,6 +212,7 @@ impl ObjectWriter {
         body: &Value,
         pods_to_remove: &[NamespacedName],
     ) -> WriteOutcome {
+        // Before the number is lowered: Kubernetes reads the marks when it chooses the pods to remove.
         if let Err(outcome) = self.mark_pods(key, pods_to_remove).await {
             return outcome;
         }
@@ -348,6 +352,7 @@ impl ObjectWriter {
             _ => &none,
         };
         let details = status.details.as_ref();
+        // The first cause tells which field was refused, and so if a repetition can help.
         let cause = details.and_then(|it| it.causes.first()).map(|it| it.reason.as_str());
         let outcome = classify_response(ApiResponse {
             code: status.code,

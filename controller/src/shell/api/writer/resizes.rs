@@ -40,6 +40,7 @@ impl ObjectWriter {
         with_purpose(outcome, requests)
     }
 
+    /// Reads a pod and changes its requests. A pod with another UID is left alone.
     async fn attempt_resize(
         &self,
         key: &ObjectPartKey,
@@ -97,6 +98,7 @@ impl ObjectWriter {
             let patch = Patch::Strategic(body);
             latest = Some(api.patch_subresource("resize", name, &params, &patch).await?);
         }
+        // The note is removed last: while requests may be reduced, it must name the original ones.
         if let Some(release) = &patches.release {
             latest = Some(api.patch(name, &params, &Patch::Merge(release)).await?);
         }
@@ -107,6 +109,7 @@ impl ObjectWriter {
     /// upgraded.
     async fn can_resize(&self) -> Result<bool, kube::Error> {
         let now = self.now();
+        // The lock is not held over the request.
         let known = self.with_state(|state| state.resize_support.filter(|(_, end)| now < *end));
         if let Some((can_resize, _)) = known {
             return Ok(can_resize);

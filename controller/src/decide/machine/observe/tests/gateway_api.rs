@@ -307,7 +307,7 @@ fn a_backend_that_cannot_be_resolved_keeps_its_share() {
     assert_eq!(reasons(&api_server, "shop").1, "ResolvedRefs");
 }
 
-/// Its requests would find the same rule again, without an end.
+/// Requests of such a Route would find the same rule again, without an end.
 #[test]
 fn no_route_leads_to_the_gateway_itself() {
     let mut api_server = start();

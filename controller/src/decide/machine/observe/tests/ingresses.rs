@@ -393,7 +393,7 @@ fn tcp_template(image: &str, initial_scale: u32) -> Value {
     template
 }
 
-/// Its own Route has the class of Rouse, and nothing else of it changes.
+/// The other service keeps its own Route, which has the class of Rouse, and nothing else of it changes.
 #[test]
 fn a_revision_of_another_service_leads_to_activators_while_a_fronted_route_names_it() {
     let mut api_server = start(&[]);

@@ -206,7 +206,7 @@ fn the_topology_mode_hints_in_proportion_and_keeps_hints_until_a_zone_is_overloa
     assert_eq!(counts, [2, 2, 2], "a zone without pods gets some too");
 }
 
-/// Its pods are planned by the shares that follow from its new zone: by the old ones each would be for its own zone.
+/// Pods are planned by the shares that follow from the new zone: by the old ones each would be for its own zone.
 #[test]
 fn a_node_that_changes_its_zone_gets_its_share_of_the_hints() {
     let mut api_server = FakeApiServer::new();

@@ -317,7 +317,7 @@ fn a_horizontal_pod_autoscaler_keeps_the_number_of_a_workload_that_is_awake() {
     assert_eq!(replicas(&api_server, DEPLOYMENT), 3, "the user's again");
 }
 
-/// That autoscaler would add pods again for those that leave before the last one.
+/// A HorizontalPodAutoscaler would add pods again for those that leave before the last one.
 #[test]
 fn with_a_horizontal_pod_autoscaler_all_pods_leave_at_once() {
     for (has_hpa, writes) in [(false, vec![3_u64, 0]), (true, vec![0])] {

@@ -102,7 +102,7 @@ fn the_switch_of_operators_is_followed_at_once() {
     assert_eq!((requests(&api_server, &pod), is_noted(&api_server, &pod)), (original(), false));
 }
 
-/// Its successor may need what the pod has given back.
+/// The successor may need what the pod has given back.
 #[test]
 fn a_pod_that_ends_is_not_resized_any_more() {
     let (mut api_server, pod, uid) = frozen_service_with_requests();
