@@ -17,6 +17,11 @@ pub fn now_ns() -> u64 {
     unix_ns + u64::try_from(instant.elapsed().as_nanos()).unwrap_or(u64::MAX - unix_ns)
 }
 
+/// Unix time in seconds.
+pub fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// Random number, uniform over u64, for load balancing and trace ids, not for secrets (xorshift64*, Vigna 2014).
 pub fn random_u64() -> u64 {
     thread_local! {

@@ -10,6 +10,7 @@
 //! | [`client_certificate`] | pure: rules for certificates of clients, and the header for pods |
 //! | [`client_headers`], [`forwarded_header`] | pure: headers that describe the client; the header `Forwarded` |
 //! | `header_edits` | pure: changes of headers that a rule of the Gateway API asks for |
+//! | [`plain_request`], [`plain_response`] | pure: heads of the fast path, judged and rewritten as bytes |
 //! | [`platform_probe`] | pure: requests to the platform itself, and their responses |
 //! | [`proxy_protocol`] | pure: the header by which a proxy names its client |
 //! | [`websocket`] | pure: WebSocket handshakes of HTTP/2 |
@@ -21,6 +22,8 @@ pub mod forwarded_header;
 pub(crate) mod header_edits;
 pub mod headers;
 pub mod host;
+pub mod plain_request;
+pub mod plain_response;
 pub mod platform_probe;
 pub mod policy;
 pub mod proxy_protocol;

@@ -11,6 +11,7 @@ use http::{
 };
 
 pub mod chunked;
+pub mod date;
 
 use chunked::ChunkedDecoder;
 
@@ -140,7 +141,8 @@ fn write_transfer_encoding(headers: &HeaderMap, out: &mut BytesMut) {
     }
 }
 
-fn write_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
+/// Writes one field.
+pub(crate) fn write_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
     out.put_slice(name.as_str().as_bytes());
     out.put_slice(b": ");
     out.put_slice(value);

@@ -210,6 +210,7 @@ impl ActivatorInstance {
             reconnect_clients: OnceSignal::new(),
             close_when_idle: stop_listeners.clone(),
             close_upgraded: CancellationToken::new(),
+            has_fast_path: !config.no_fast_path,
         });
         // Only now, because their gauges read the routes of the forwarder.
         register_request_metrics(&forwarder, registry);

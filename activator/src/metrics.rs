@@ -33,6 +33,8 @@ pub struct ActivatorMetrics {
     /// Requests sent again, because a pod refused the connection, or because it ended before the pod handled the
     /// request.
     pub retries: Counter,
+    /// Requests that took the fast path and got a response.
+    pub fast_path_requests: Counter,
     /// Pods that agents have reported as ready before the RouteTable listed them so.
     pub early_ready_pods: Counter,
     /// Frozen pods that requests pass over now.
@@ -274,6 +276,7 @@ impl ActivatorMetrics {
             dial_repeats: Counter::default(),
             dial_failures: Counter::default(),
             retries: Counter::default(),
+            fast_path_requests: Counter::default(),
             early_ready_pods: Counter::default(),
             pods_passed_over: Gauge::default(),
             direct_closed_connections: Counter::default(),
@@ -330,6 +333,8 @@ impl ActivatorMetrics {
         counter("dial_repeats", "Further sockets of unanswered dials", &self.dial_repeats);
         counter("dial_failures", "Dials that brought no connection", &self.dial_failures);
         counter("retries", "Requests sent again, unseen by any pod", &self.retries);
+        let fast = "Requests that took the fast path and got a response";
+        counter("fast_path_requests", fast, &self.fast_path_requests);
         let early = "Pods reported ready before the RouteTable listed them so";
         counter("early_ready_pods", early, &self.early_ready_pods);
         let ended = "Kept connections ended because their service is direct";

@@ -5,6 +5,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`forwarder`] | one request, or raw TCP connection: its route, its way to a pod, and the response |
+//! | `fast_route` | route of plain requests on the fast path |
 //! | `pending_request` | stages of a request |
 //! | `route_choice` | choice of the service and the Revision |
 //! | [`request_timer`] | timeouts of a request |
@@ -17,6 +18,7 @@
 //! | [`request_log`] | a log line of each finished request |
 //! | [`request_observers`] | what is recorded of one request: log line, spans, metrics |
 
+pub(crate) mod fast_route;
 pub mod forwarder;
 pub(crate) mod pending_request;
 pub mod request_log;

@@ -16,8 +16,8 @@ pub const ALL: [FuzzTarget; 4] = [
 ];
 
 /// Targets of other crates, whose own tests play their corpus.
-pub const TARGETS_OF_OTHER_CRATES: [&str; 4] =
-    ["client_hello", "http1_responses", "proxy_protocol", "request_targets"];
+pub const TARGETS_OF_OTHER_CRATES: [&str; 5] =
+    ["client_hello", "h1_fast_path", "http1_responses", "proxy_protocol", "request_targets"];
 
 /// Plays `bytes` to a target with one series of cuts.
 ///

@@ -24,6 +24,7 @@ use tokio::{
     net::TcpStream,
     time::Sleep,
 };
+use tokio_util::io::poll_read_buf;
 
 use crate::{
     clients::{
@@ -200,9 +201,27 @@ impl ClientSocket {
         })
     }
 
-    /// Registers that the client speaks HTTP/1.1, and that its heads have at most `max_head` bytes.
-    pub fn enable_target_inspection(&self, max_head: usize) {
-        self.lock().targets = RequestTargetInspector::new(max_head);
+    /// Registers that hyper reads the client's HTTP/1.1 from here on, and that its heads have at most `max_head` bytes.
+    /// `unread` has bytes of requests that were read already.
+    pub fn enable_target_inspection(&self, max_head: usize, unread: BytesMut) {
+        let mut targets = RequestTargetInspector::new(max_head);
+        *targets.unread() = unread;
+        self.lock().targets = targets;
+    }
+
+    /// Reads bytes that hyper does not get, up to about `most` of them in `into`. A result of 0 is the end of the client's
+    /// bytes.
+    pub(crate) fn poll_read_past_hyper(
+        &self,
+        cx: &mut Context<'_>,
+        into: &mut BytesMut,
+        most: usize,
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.lock();
+        // The buffer is allocated only once something has come, so that an idle connection has none.
+        ready!(inner.stream.poll_read_ready(cx))?;
+        into.reserve(most.saturating_sub(into.len()));
+        poll_read_buf(Pin::new(&mut inner.stream), cx, into)
     }
 
     /// Registers that the client speaks HTTP/2.
@@ -232,7 +251,17 @@ impl ClientSocket {
     /// Waits until the client has closed its connection completely. The caller runs it from the arrival of a request
     /// until its response begins.
     pub async fn wait_client_gone(&self) {
-        self.lock().is_flushed = false;
+        self.wait_client_gone_after(false).await;
+    }
+
+    /// Waits until the client has closed its connection completely, as [`wait_client_gone`](Self::wait_client_gone) does,
+    /// while hyper has nothing to write.
+    pub(crate) async fn wait_client_gone_past_hyper(&self) {
+        self.wait_client_gone_after(true).await;
+    }
+
+    async fn wait_client_gone_after(&self, is_flushed: bool) {
+        self.lock().is_flushed = is_flushed;
         // Needs no system call while nothing comes, which is the usual case.
         let _ = poll_fn(|cx| self.poll_read_ready(cx)).await;
         Box::pin(self.wait_close_confirmed()).await;

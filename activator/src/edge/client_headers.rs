@@ -123,6 +123,13 @@ fn is_client_claim(name: &HeaderName) -> bool {
     name.as_str().starts_with(FORWARDED_PREFIX) || CLIENT_CLAIM_HEADERS.contains(name)
 }
 
+/// Returns true if a field of this name, in any case of letters, describes the client of a proxy.
+pub(crate) fn is_client_claim_name(name: &str) -> bool {
+    let start = name.as_bytes().get(..FORWARDED_PREFIX.len());
+    start.is_some_and(|it| it.eq_ignore_ascii_case(FORWARDED_PREFIX.as_bytes()))
+        || CLIENT_CLAIM_HEADERS.iter().any(|it| it.as_str().eq_ignore_ascii_case(name))
+}
+
 /// Returns true if applications may take a field of this name for a description of the client. Servers that pass headers
 /// on as variables cannot tell `_` from `-`.
 pub fn describes_client(name: &HeaderName) -> bool {

@@ -49,7 +49,7 @@ const KNATIVE_INTERNAL_HEADERS: [HeaderName; 10] = [
     K_NETWORK_HASH,
 ];
 /// Prefixes of the platform's header names, also of future ones. Headers from outside with such names are dropped.
-const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
+pub(crate) const PLATFORM_PREFIXES: [&str; 2] = ["k-", "knative-serving-"];
 
 /// Protocol to which every client may switch (RFC 6455).
 pub const WEBSOCKET: &str = "websocket";

@@ -12,6 +12,11 @@ pub fn request_host(head: &request::Parts) -> Option<String> {
         Some(authority) => authority.as_str(),
         None => head.headers.get(header::HOST)?.to_str().ok()?,
     };
+    normalize_host(authority_or_host)
+}
+
+/// Host of an authority or of a value of `Host`: lower case, without port and final dot.
+pub(crate) fn normalize_host(authority_or_host: &str) -> Option<String> {
     // User information and port are no part of the host; an IPv6 address is in brackets and has colons itself.
     let bare = authority_or_host.rsplit_once('@').map_or(authority_or_host, |(_, host)| host);
     let end = if bare.starts_with('[') {
@@ -44,7 +49,7 @@ pub fn check_host(head: &request::Parts) -> Result<(), ProxyRequestError> {
 }
 
 /// Returns true for `uri-host [":" port]` (RFC 3986 §3.2); as there, the host may be empty.
-fn is_valid_host(text: &[u8]) -> bool {
+pub(crate) fn is_valid_host(text: &[u8]) -> bool {
     let (host, port) = match text.iter().rposition(|&byte| byte == b':' || byte == b']') {
         Some(at) if text[at] == b':' => (&text[..at], &text[at + 1..]),
         Some(_) | None => (text, &[][..]),

@@ -55,10 +55,13 @@ use crate::{
 };
 
 mod accept;
+mod fast_path;
 mod local_tls;
 mod passthrough;
 mod port_protocol;
 mod tls_accept;
+
+use fast_path::{FastPathConnection, FastPathEnd};
 
 /// Interval of pings while a stream is open. A client that leaves a ping unanswered for as long is gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -327,6 +330,7 @@ impl ClientConnectionServer {
         }
     }
 
+    /// Serves requests over HTTP/1.1: plain ones on the fast path, until one is not plain, and all from there on by hyper.
     async fn serve_http1(
         &self,
         socket: ClientSocket,
@@ -334,7 +338,14 @@ impl ClientConnectionServer {
         client: ClientInfo,
         client_connection: &Arc<ClientConnection>,
     ) -> Result<(), hyper::Error> {
-        socket.enable_target_inspection(self.connections.budget.max_head_bytes);
+        let fast_path =
+            FastPathConnection::new(self, socket.clone(), entrypoint, client, client_connection);
+        // Boxed, so that nothing of it is left where hyper serves the connection.
+        let unread = match Box::pin(fast_path.run()).await {
+            FastPathEnd::Closed => return Ok(()),
+            FastPathEnd::Handover(unread) => unread,
+        };
+        socket.enable_target_inspection(self.connections.budget.max_head_bytes, unread);
         let service = service_fn(|mut request: Request<Incoming>| {
             let socket = socket.clone();
             // The request carries its socket: interim responses and unread bodies need it.

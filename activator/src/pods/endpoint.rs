@@ -161,6 +161,11 @@ impl PodEndpoint {
         }
     }
 
+    /// Returns a pooled connection that can carry a request now; `None`: one has to be opened or given back first.
+    pub fn take_idle(&self) -> Option<PodConnection> {
+        self.lock_pool().take_usable()
+    }
+
     /// Gives a connection back whose exchange has ended gracefully.
     pub fn return_connection(self: &Arc<Self>, connection: PodConnection) {
         // A shared one has never left the pool; an HTTP/1.1 one to a pod with HTTP/2 has no other use.

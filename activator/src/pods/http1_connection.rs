@@ -37,6 +37,10 @@ use crate::{
     },
 };
 
+mod byte_exchange;
+
+pub use byte_exchange::ByteRequest;
+
 /// Time after which a body is sent that waits for the pod's `100 Continue`: that of Go's client.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Number of bytes that are read at once.

@@ -38,6 +38,9 @@ pub mod tcp;
 
 use tcp::TcpForwarding;
 
+/// Number of times that a request is sent again because its connection closed before the pod processed it.
+pub(crate) const MAX_CLOSED_CONNECTION_RETRIES: u32 = 10;
+
 /// Forwarder of requests to pods, with all that requests share.
 #[derive(Debug)]
 pub struct RequestForwarder {
@@ -67,10 +70,13 @@ pub struct RequestForwarder {
     pub close_when_idle: CancellationToken,
     /// Cancelled once upgraded connections and raw TCP connections have to end.
     pub close_upgraded: CancellationToken,
+    /// True if plain requests of HTTP/1.1 may take the fast path.
+    pub has_fast_path: bool,
 }
 
 /// Guard that counts a request that ends before its response: its client is gone, or was cut off.
-struct CancelledRequestGuard<'a>(Option<&'a ActivatorMetrics>);
+#[derive(Debug)]
+pub(crate) struct CancelledRequestGuard<'a>(pub(crate) Option<&'a ActivatorMetrics>);
 
 impl Drop for CancelledRequestGuard<'_> {
     fn drop(&mut self) {
@@ -198,21 +204,29 @@ impl RequestForwarder {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }
+        let PendingRequest { entrypoint, client, service, revision, .. } = pending;
+        if self.must_reconnect(*entrypoint, *client, service, revision) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+
+    /// Returns true if the client has to reconnect for its next request: another path is better for it, or the activator
+    /// is being stopped.
+    pub(crate) fn must_reconnect(
+        &self,
+        entrypoint: Entrypoint,
+        client: ClientInfo,
+        service: &RoutedService,
+        revision: &ActivatorRevision,
+    ) -> bool {
         // Connects to the port of https always go to activators: another connection would come here as well.
-        let may_go_direct =
-            matches!(pending.entrypoint, Entrypoint::Service(_)) && !pending.client.is_tls;
+        let may_go_direct = matches!(entrypoint, Entrypoint::Service(_)) && !client.is_tls;
         let goes_direct = may_go_direct
-            && self.should_use_direct_path(
-                &pending.service,
-                &pending.revision,
-                pending.client.reconnect_jitter,
-            );
+            && self.should_use_direct_path(service, revision, client.reconnect_jitter);
         if goes_direct {
             self.metrics.direct_closed_connections.inc();
         }
-        if goes_direct || self.reconnect_clients.is_set() {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
+        goes_direct || self.reconnect_clients.is_set()
     }
 
     /// Returns true if a persistent connection should close now, because the next one uses the direct path.
@@ -222,10 +236,11 @@ impl RequestForwarder {
         revision: &ActivatorRevision,
         jitter: ReconnectJitter,
     ) -> bool {
-        let Some(ready) = revision.ready_since().filter(|_| service.path == ConnectionPath::Direct)
-        else {
+        // Before the look at the Revision, which takes its lock.
+        if service.path != ConnectionPath::Direct {
             return false;
-        };
+        }
+        let Some(ready) = revision.ready_since() else { return false };
         // Many connections are spread over time, counted from the moment since which both conditions hold.
         let connections = u32::try_from(self.metrics.client_connections.get()).unwrap_or(0);
         jitter.should_close(ready.max(service.path_since).elapsed(), connections)
@@ -239,7 +254,7 @@ fn is_for_guarded_host(head: &request::Parts, connection: &ClientConnection) -> 
 }
 
 /// Logs a failure. Refusals that a flood of requests would repeat are logged at debug level only.
-fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
+pub(crate) fn log_failure(entrypoint: Entrypoint, client: IpAddr, failure: &ProxyRequestError) {
     let code = failure.status().as_u16();
     match failure {
         // These involve a pod, or the time that its Revision takes: operators look for them.

@@ -139,6 +139,11 @@ impl RequestLogger {
         }
     }
 
+    /// Returns true if requests are logged.
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
     /// Starts the entry of a request that has arrived. `None`: the request is not logged.
     pub fn start_entry(
         self: &Arc<Self>,
@@ -148,7 +153,7 @@ impl RequestLogger {
         client: ClientInfo,
     ) -> Option<Box<RequestLogEntry>> {
         // Off is the usual case: it costs one relaxed load for each request, and no lock.
-        if !self.is_on.load(Ordering::Relaxed) {
+        if !self.is_on() {
             return None;
         }
         let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()?;

@@ -24,13 +24,15 @@ pub struct RequestTimer {
 impl RequestTimer {
     /// Starts the timeouts of a request now.
     pub fn start(timeouts: RequestTimeouts) -> Self {
-        let now = Instant::now();
+        Self::started_at(timeouts, Instant::now())
+    }
+
+    /// Starts the timeouts of a request that arrived at this time.
+    pub(crate) fn started_at(timeouts: RequestTimeouts, now: Instant) -> Self {
         let deadline = now + timeouts.total;
-        // The timer is set to the earliest of the timeouts, and set again when the response begins.
-        let first = [timeouts.response_start, timeouts.between_frames].into_iter().flatten().min();
-        let until = first.map_or(deadline, |it| deadline.min(now + it));
         let start_deadline = timeouts.response_start.map(|it| now + it);
-        let sleep = Box::pin(tokio::time::sleep_until(until));
+        // The timer is set again when the response begins.
+        let sleep = Box::pin(tokio::time::sleep_until(first_deadline(timeouts, now)));
         let (idle_timeout, has_rule_deadline) = (timeouts.between_frames, false);
         Self { sleep, deadline, start_deadline, idle_timeout, has_rule_deadline }
     }
@@ -88,4 +90,10 @@ impl RequestTimer {
             self.sleep.as_mut().reset(until);
         }
     }
+}
+
+/// Earliest time at which a timeout of a request is over that arrived at `now` and has no response yet.
+pub(crate) fn first_deadline(timeouts: RequestTimeouts, now: Instant) -> Instant {
+    let first = [timeouts.response_start, timeouts.between_frames].into_iter().flatten().min();
+    now + first.map_or(timeouts.total, |it| it.min(timeouts.total))
 }

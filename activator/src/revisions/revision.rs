@@ -263,6 +263,18 @@ impl ActivatorRevision {
         QueueEntry::new(Arc::clone(self), service_port, bytes)
     }
 
+    /// Returns the permit of a request for a port of the scaled Service that does not wait; `None`: no pod has capacity
+    /// now, so the request needs a [`queue_entry`](Self::queue_entry).
+    pub fn try_permit(self: &Arc<Self>, service_port: Option<NonZeroU16>) -> Option<PodPermit> {
+        let mut state = self.lock_state();
+        state.ensure_slots_if_limited(self);
+        let active = state.active.as_mut()?;
+        let key = active.wait_queue.admit(service_port, random_u64())?;
+        let permit = self.grant_permit(active, key);
+        state.on_dispatched_to(&permit.pod);
+        Some(permit)
+    }
+
     /// Handles a failed dial to the permit's pod: the pod gets no requests for the port for a short pause.
     pub fn on_dial_failed(self: &Arc<Self>, permit: PodPermit) {
         let pod = Arc::clone(&permit.pod);

@@ -8,7 +8,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -54,6 +54,8 @@ pub struct RouteIndex {
     plain_context: Arc<RevisionContext>,
     /// False while no host has rules of the Gateway API, so that requests need no look-up for them.
     has_gateway_hosts: AtomicBool,
+    /// Number of batches that are in force.
+    generation: AtomicU64,
     state: RwLock<RouteIndexState>,
     /// Held while the pods of a Revision are copied from the state and put in force. Table and reports change them in
     /// several tasks, and an older copy must not replace a newer one.
@@ -92,6 +94,7 @@ impl RouteIndex {
         Self {
             plain_context: Arc::new(plain_context(&revision_context)),
             has_gateway_hosts: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
             revision_context: Arc::new(revision_context),
             state: RwLock::new(RouteIndexState::new(early_ready_pods)),
             pods_update: Mutex::default(),
@@ -167,6 +170,11 @@ impl RouteIndex {
             Some(found) => Ok(Some(found)),
             None => index.ruled_hosts.find(host, path),
         }
+    }
+
+    /// Number of batches of the table so far. A route that was looked up since the last change of it is still right.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Returns true if any host has rules of the Gateway API.
@@ -410,6 +418,8 @@ impl RouteIndex {
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
         activators_changed = activators_changed && self.update_peers(&index);
+        // While the index is locked: a request that reads the new number finds the new routes.
+        self.generation.fetch_add(1, Ordering::Release);
         drop(index);
         if activators_changed {
             self.reconcile_all_slots();

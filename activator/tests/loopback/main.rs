@@ -7,6 +7,7 @@ mod client_close;
 mod component_streams;
 mod debug_pages;
 mod failure_responses;
+mod fast_path;
 mod faults;
 mod forward;
 mod gateway_api;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use common::wire::EdgeSettings;
+use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::{Instant, sleep},
@@ -170,6 +171,10 @@ impl ClientConnectionServer {
             // The cut-off is awaited here, around the whole connection, since it must end whatever the connection waits
             // for.
             let cut_off = client_connection.cut_off.clone();
+            // The set is polled with the connection, and polls its member only once that is woken: to poll a token takes
+            // two locks.
+            let mut cut_offs = FuturesUnordered::new();
+            cut_offs.push(cut_off.cancelled());
             let served = server.serve_connection(
                 stream,
                 entrypoint,
@@ -183,7 +188,7 @@ impl ClientConnectionServer {
                 ended = served => if let Err(error) = ended {
                     debug!(?entrypoint, client = %peer, %error, "connection ended");
                 },
-                () = cut_off.cancelled() => debug!(?entrypoint, client = %peer, "connection cut off"),
+                Some(()) = cut_offs.next() => debug!(?entrypoint, client = %peer, "connection cut off"),
             }
             server.forwarder.metrics.client_connections.dec();
         });

@@ -70,3 +70,32 @@ async fn only_a_request_that_the_pod_may_see_twice_is_resendable() {
         assert_eq!(error.resendable.is_some(), may_repeat, "{method} {:?}", error.cause);
     }
 }
+
+#[tokio::test]
+async fn the_same_rule_holds_for_a_request_as_bytes() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        loop {
+            read_head(&mut stream);
+            if stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").is_err() {
+                return;
+            }
+        }
+    });
+    let mut connection = Http1PodConnection::new(TcpStream::connect(address).await.unwrap(), LONG);
+    let head = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    // A body of four bytes, which this pod takes for the beginning of the next head.
+    for (body, is_safe, may_repeat) in
+        [("", true, false), ("", true, true), ("", false, false), ("body", true, false)]
+    {
+        let body = body.as_bytes();
+        let sent = connection.send_bytes(ByteRequest { head, body, is_safe }).await;
+        assert_eq!(sent.unwrap(), may_repeat, "{body:?} {is_safe}");
+        while connection.parse_received_head().unwrap().is_none() {
+            connection.receive().await.unwrap();
+        }
+        assert!(connection.finish_exchange());
+    }
+}

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::RequestForwarder;
+use super::{MAX_CLOSED_CONNECTION_RETRIES, RequestForwarder};
 use crate::{
     budget::ClientBound,
     clients::{connections::ClientConnection, socket::ClientSocket},
@@ -44,8 +44,6 @@ use crate::{
 /// Number of failed dials of one request after which its client gets an error. If the Revision has one ready pod and
 /// that one refuses them all, the pauses between them take at least 3.8 s.
 const MAX_DIAL_ATTEMPTS: u32 = 10;
-/// Number of times that a request is sent again because its connection closed before the pod processed it.
-const MAX_CLOSED_CONNECTION_RETRIES: u32 = 10;
 
 /// Response of a pod, with the permit of its request.
 #[derive(Debug)]

@@ -102,3 +102,23 @@ fn the_first_client_of_a_wait_is_named_until_nothing_waits() {
     let _third = start_waiting(3);
     assert_eq!(revision.first_client(), Some(address(3)));
 }
+
+#[tokio::test]
+async fn a_permit_without_a_wait_takes_a_free_slot_and_no_other() {
+    let context = Arc::new(new_context(Peers::new("a", NonZeroU16::new(9000), Vec::new())));
+    let revision = limited_revision(&context);
+    assert!(revision.try_permit(None).is_none(), "a new activator grants no slots yet");
+    let mut entry = revision.queue_entry(None, 0);
+    let mut first = pin!(entry.acquire_permit());
+    assert!(first.as_mut().now_or_never().is_none());
+    context.peers.replace_view(PeerView { own_name: "a".into(), ..PeerView::default() });
+    revision.fail_waiters();
+    let first = first.now_or_never().expect("the only slot").unwrap();
+    assert!(revision.try_permit(None).is_none(), "it is in use");
+    drop(first);
+    let second = revision.try_permit(None).expect("the slot is free again");
+    assert!(revision.try_permit(None).is_none());
+    assert_eq!(revision.queue_metrics().at_pods, 1);
+    drop(second);
+    assert_eq!(revision.queue_metrics().at_pods, 0);
+}
