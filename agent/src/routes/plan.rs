@@ -10,6 +10,7 @@ mod backends;
 mod bootstrap;
 mod cluster_services;
 mod draft;
+mod earlier_lists;
 mod facts;
 mod list_edit;
 mod map_plan;
@@ -48,6 +49,7 @@ pub use self::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, DepartureSource,
         FrontendEndpoints, ObservedService, ObservedSlice, served_protocol,
     },
+    earlier_lists::copy_ops,
     facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
     outranked::OutrankedService,
