@@ -266,12 +266,14 @@ impl RoutePlanner {
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
             | RouteChange::GatewayHost(_)
+            | RouteChange::ReservedHost(_)
             | RouteChange::Certificate(_)
             | RouteChange::ClientCa(_)
             | RouteChange::Removed(
                 RouteKey::Replicas(_)
                 | RouteKey::Settings
                 | RouteKey::GatewayHost(_)
+                | RouteKey::ReservedHost(_)
                 | RouteKey::Certificate(_)
                 | RouteKey::ClientCa(_),
             )

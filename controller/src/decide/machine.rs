@@ -197,6 +197,7 @@ impl ControllerStateMachine {
             self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
         }
         self.reconcile_all_mappings(now);
+        self.update_reserved_hosts(self.mapped_hosts());
         self.follow_gateways(now);
         self.check_abandoned_workloads();
         self.cluster.is_starting = false;

@@ -216,12 +216,63 @@ fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {
 
 fn set_gateway_host(index: &RouteIndex, key: &str, reserved_hosts: &[&str]) {
     let reserved_hosts = reserved_hosts.iter().map(|it| (*it).to_owned()).collect();
-    let entry = GatewayHostEntry { reserved_hosts, ..fixtures::gateway_host(key, Vec::new()) };
+    set_gateway_entry(
+        index,
+        GatewayHostEntry { reserved_hosts, ..fixtures::gateway_host(key, Vec::new()) },
+    );
+}
+
+fn set_gateway_entry(index: &RouteIndex, entry: GatewayHostEntry) {
     let key = RouteKey::GatewayHost(entry.key.clone());
     apply_change(index, key, RouteChange::GatewayHost(entry));
 }
 
 /// The DomainMappings are not in force: the table has no service with their hosts.
+#[test]
+fn a_reserved_host_of_the_table_gets_no_rules_of_a_listener() {
+    let index = new_index();
+    for key in ["http://a.test", "http://*", "http://*.c.test"] {
+        set_gateway_host(&index, key, &[]);
+    }
+    let reserved = ["a.test", "*.b.test", "x.c.test", "*.y.c.test"].map(str::to_owned);
+    for host in &reserved {
+        let change = RouteChange::ReservedHost(host.clone());
+        apply_change(&index, RouteKey::ReservedHost(host.clone()), change);
+    }
+    let has_rules = |host: &str| index.gateway_host(false, host).is_some();
+    let hosts = ["a.test", "x.b.test", "x.c.test", "x.y.c.test"];
+    assert_eq!(hosts.map(has_rules), [false; 4]);
+    for host in ["b.test", "x.y.b.test", "z.c.test", "x.x.c.test", "d.test", ""] {
+        assert!(has_rules(host), "{host:?}");
+    }
+    // A listener with exactly this host goes before a wildcard of a DomainMapping.
+    set_gateway_host(&index, "http://x.b.test", &[]);
+    assert!(has_rules("x.b.test"));
+    for host in reserved {
+        let key = RouteKey::ReservedHost(host);
+        apply_change(&index, key.clone(), RouteChange::Removed(key));
+    }
+    assert_eq!(hosts.map(has_rules), [true; 4]);
+}
+
+/// A snapshot of another replica has no entries for what is gone.
+#[test]
+fn a_snapshot_without_a_reserved_host_ends_its_reservation() {
+    let index = new_index();
+    let state = |host: &str| {
+        let change = RouteChange::ReservedHost(host.to_owned());
+        (RouteKey::ReservedHost(host.to_owned()), change)
+    };
+    for hosts in [&["a.test", "*.b.test"][..], &["a.test"]] {
+        let changes = hosts.iter().copied().map(state).collect();
+        index.apply(RouteBatch { changes, is_snapshot: true, ..RouteBatch::default() });
+    }
+    set_gateway_host(&index, "http://*", &[]);
+    let has_rules = |host: &str| index.gateway_host(false, host).is_some();
+    assert!(!has_rules("a.test") && has_rules("x.b.test"));
+}
+
+/// A controller of an earlier release lists the hosts in each entry.
 #[test]
 fn a_reserved_host_gets_no_rules_of_a_listener() {
     let index = new_index();

@@ -126,7 +126,10 @@ pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Optio
         // No batch of these roles has one. A private key must not leave by a mistake elsewhere.
         (
             ClientComponent::Agent | ClientComponent::Autoscaler,
-            RouteChange::GatewayHost(_) | RouteChange::Certificate(_) | RouteChange::ClientCa(_),
+            RouteChange::GatewayHost(_)
+            | RouteChange::ReservedHost(_)
+            | RouteChange::Certificate(_)
+            | RouteChange::ClientCa(_),
         ) => None,
         (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
             // Without the fields for activators they may equal the defaults, which are not sent at all.
