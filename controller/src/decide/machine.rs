@@ -39,6 +39,7 @@ mod fingerprint;
 mod gateway_api;
 mod ingresses;
 mod leadership;
+mod listed_hosts;
 mod local_certificates;
 mod manifests;
 mod name_claims;

@@ -290,6 +290,51 @@ fn a_reserved_host_gets_no_rules_of_a_listener() {
     assert!(has_rules("x.b.test"));
 }
 
+/// A controller sends lists to an activator of an earlier release, and items to the others.
+#[test]
+fn lists_and_items_of_reserved_hosts_give_the_same_answers() {
+    let reserved = ["*.b.test", "a.test", "x.c.test"];
+    let wildcard = NamespacedName::new("default", "wildcard");
+    let new_indexes = [true, false].map(|is_listed| {
+        let index = new_index();
+        let list = |hosts: &'static [&'static str]| if is_listed { hosts } else { &[] };
+        set_gateway_host(&index, "http://a.test", list(&["a.test"]));
+        set_gateway_host(&index, "http://*.b.test", list(&["*.b.test"]));
+        set_gateway_host(&index, "http://*", list(&["*.b.test", "a.test", "x.c.test"]));
+        let rules = GatewayRules {
+            mapped_domains: vec![fixtures::ruled_domain("*.c.test", "/")],
+            reserved_hosts: list(&["x.c.test"]).iter().map(|it| (*it).to_owned()).collect(),
+            ..GatewayRules::default()
+        };
+        let gateway_rules = Some(Box::new(rules));
+        let entry = ServiceEntry { gateway_rules, ..fixtures::service(&wildcard, &wildcard) };
+        apply_change(&index, RouteKey::Service(wildcard.clone()), RouteChange::Service(entry));
+        for host in reserved.into_iter().filter(|_| !is_listed).map(str::to_owned) {
+            let change = RouteChange::ReservedHost(host.clone());
+            apply_change(&index, RouteKey::ReservedHost(host), change);
+        }
+        index
+    });
+    let answer = |index: &RouteIndex, host: &str| {
+        let service = index.match_host_path(host, "/").expect("a clear path").is_some();
+        (service, index.gateway_host(false, host).is_some())
+    };
+    let [service, listener, none] = [(true, false), (false, true), (false, false)];
+    for (host, expected) in [
+        ("a.test", none),
+        ("x.b.test", none),
+        ("x.c.test", none),
+        ("y.c.test", service),
+        ("x.y.c.test", listener),
+        ("b.test", listener),
+        ("x.y.b.test", listener),
+        ("d.test", listener),
+    ] {
+        let answers = new_indexes.each_ref().map(|index| answer(index, host));
+        assert_eq!(answers, [expected; 2], "{host}");
+    }
+}
+
 /// A handshake and a request choose the same owner of a host.
 #[test]
 fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_through() {

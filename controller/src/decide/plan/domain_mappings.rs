@@ -1,7 +1,11 @@
 //! Pure: DomainMappings, further host names of services, each claimed for one namespace (knative/serving
 //! `pkg/reconciler/domainmapping` at 98e5ef9).
 
-use common::wire::{DomainProtocol, MappedDomain, NamespacedName, PathPrefix, PathRule};
+use std::collections::BTreeSet;
+
+use common::wire::{
+    DomainProtocol, MappedDomain, NamespacedName, PathPrefix, PathRule, wildcard_suffix,
+};
 
 use super::{client_cas, host_certificates, requested_certificates::mapping_certificate, routes};
 use crate::model::cluster_state::{
@@ -333,6 +337,23 @@ pub(super) fn mapped_domains(
     let mappings = all.filter_map(|name| Some((name, cluster.domains.mappings.get(name)?)));
     let mapped = |(name, it)| mapped_domain(cluster, name, it, serves_tcp);
     mappings.filter(in_force).map(mapped).collect()
+}
+
+/// Returns the reserved hosts below the wildcards of these domains, in order.
+pub fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
+    let wildcards: BTreeSet<&str> =
+        domains.iter().filter_map(|it| wildcard_suffix(&it.host)).collect();
+    if wildcards.is_empty() {
+        return Vec::new();
+    }
+    let is_covered = |host: &str| {
+        let below = host.find('.').is_some_and(|at| wildcards.contains(&host[at..]));
+        below && wildcard_suffix(host).is_none()
+    };
+    let domains = &cluster.domains;
+    let all = domains.mappings_by_host.keys();
+    let reserved = all.filter(|host| is_covered(host) && domains.is_reserved_host(host));
+    reserved.map(ToString::to_string).collect()
 }
 
 /// Returns a mapping in force for the RouteTable. All mappings of a host have the same certificate and the same rule for

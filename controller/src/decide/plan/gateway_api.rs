@@ -14,8 +14,8 @@ mod hosts;
 mod routes;
 
 pub use certificates::listener_secrets;
-pub use hosts::listener_hosts;
 use hosts::{UsableListener, usable_listeners};
+pub use hosts::{listener_hosts, reserved_hosts};
 pub use routes::{RouteDraft, draft_routes, finish_routes};
 
 /// Port of listeners with the protocol HTTP: the gateway has no other.

@@ -64,6 +64,19 @@ pub(super) fn route_hosts(
     Some(own_hosts.map(|it| host_key(listener.spec, it)).collect())
 }
 
+/// Returns the reserved hosts and wildcards that get none of the rules of a host, in order: the host itself, or those below
+/// it.
+pub fn reserved_hosts(cluster: &ClusterState, key: &GatewayHostKey) -> Vec<String> {
+    let domains = &cluster.domains;
+    if key.is_exact() {
+        let is_reserved = domains.is_reserved_host(&key.host);
+        return is_reserved.then(|| key.host.to_string()).into_iter().collect();
+    }
+    let all = domains.mappings_by_host.keys();
+    let reserved = all.filter(|it| covers(&key.host, it) && domains.is_reserved_host(it));
+    reserved.map(ToString::to_string).collect()
+}
+
 /// Returns transport and host of a listener.
 pub(super) fn listener_key(listener: &ListenerSpec) -> GatewayHostKey {
     host_key(listener, listener_host(listener))

@@ -12,6 +12,7 @@ use super::*;
 use crate::model::cluster_state::SecretRead;
 
 mod grpc_routes;
+mod listed_hosts;
 
 const PORT: u16 = 8080;
 
