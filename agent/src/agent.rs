@@ -36,7 +36,7 @@ use crate::{
     },
     health::ProxyHealth,
     kernel::{
-        map_op::BackendTarget,
+        map_op::{BackendTarget, KernelRoutes},
         maps::{KernelEventRing, KernelMapError, KernelMaps, client_sockets::ClientSocketRecords},
         takeover_stage::ProgramTakeoverStage,
     },
@@ -143,6 +143,8 @@ pub(crate) struct Agent {
     standby: StandbyPods,
     /// RouteTable, and its way into the maps.
     routes: NodeRoutes,
+    /// True if the maps had all lists of earlier maps of other sizes when the agent started.
+    has_earlier_lists: bool,
     /// Reachability of the pods of other nodes.
     remote_pods: RemotePodProber,
     /// Pods of other nodes with standby orders, and the checks that they are thawed for connects of this node.
@@ -170,16 +172,19 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Makes an agent that continues with what the maps hold.
+    /// Makes an agent that continues with what the maps hold. `earlier` are the routes that connects follow, if these are
+    /// in maps of other sizes.
     pub(crate) fn new(
         node: String,
         cluster: ClusterStart,
+        earlier: Option<&KernelRoutes>,
         closer: StaleConnectionCloser,
         mut handles: AgentHandles,
     ) -> Result<Self, KernelMapError> {
         let pods = handles.maps.pods()?;
         let slots_by_cookie = pods.iter().map(|(&cookie, pod)| (cookie, pod.slot)).collect();
-        let kernel = route_updates::fill_empty_maps(&mut handles.maps, &cluster)?;
+        let (kernel, has_earlier_lists) =
+            route_updates::start_routes(&mut handles.maps, &cluster, earlier)?;
         // The previous agent has reached these pods from here. Excluding them until a probe succeeds would interrupt
         // their traffic.
         let known_addresses =
@@ -218,6 +223,7 @@ impl Agent {
             registry: PodRegistry::resume(slots_by_cookie),
             standby: StandbyPods::new(&handles.maps, metrics),
             routes,
+            has_earlier_lists,
             remote_pods: RemotePodProber::new(known_addresses),
             standby_watcher: StandbyWatcher::new(handles.agents_answer_queries),
             client_sockets,

@@ -348,7 +348,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     // Served from the first moment, so that `/readyz` gives the reason while the agent still waits.
     let (facts_queries, pages) = serve_pages(&config, registry, &not_ready, &health, &shutdown);
     let mut pages = pin!(pages);
-    let (paths, (kernel, maps, events, locked_closer)) = tokio::select! {
+    let (paths, (mut kernel, maps, events, locked_closer)) = tokio::select! {
         started = program_supervisor::start(&config, &not_ready) => started?,
         ended = &mut pages => return ended.map_err(AgentError::Admin),
         () = shutdown.cancelled() => return Ok(()),
@@ -358,7 +358,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
     let events = kernel::sys::register_readable(events).map_err(AgentError::Events)?;
 
     let (takeover_stage, takeover_stages) = watch::channel(ProgramTakeoverStage::default());
-    let in_force = kernel.in_force();
+    let (in_force, earlier) = (kernel.in_force(), kernel.take_earlier_routes());
     tasks.spawn(kernel.run(takeover_stages, not_ready.clone(), metrics.clone(), shutdown.clone()));
     let cluster = ClusterSources::open(&config, &health, &not_ready, &in_force, &tasks, &shutdown);
     let cluster = cluster.await?;
@@ -391,7 +391,7 @@ pub async fn run(config: AgentConfig, shutdown: CancellationToken) -> Result<(),
         takeover_stage,
     };
     let closer = StaleConnectionCloser::new(paths.clients, locked_closer);
-    let agent = Agent::new(config.node, cluster.start, closer, handles)?;
+    let agent = Agent::new(config.node, cluster.start, earlier.as_ref(), closer, handles)?;
     spawn_map_tasks(&agent, &tasks, &shutdown)?;
     let ended = tokio::select! {
         ended = agent.run(events, &streams.routes, cluster.inbox, finder_events, &shutdown) => ended.map_err(AgentError::Events),

@@ -258,8 +258,8 @@ pub struct GatewayRules {
     pub tag_routing: Option<TagRouting>,
     /// Challenges of authorities for the hosts, which are responded to from outside, before any redirect.
     pub challenges: Vec<HttpChallenge>,
-    /// Hosts that no wildcard covers, of whatever service: DomainMappings of their own have them, in force or not. A
-    /// service lists those below its own wildcards, each once.
+    /// [Reserved hosts](RouteTable::reserved_hosts) below the service's own wildcards, each once. Listed here only by a
+    /// controller of an earlier release, or for an activator of one.
     pub reserved_hosts: Vec<String>,
     /// Gateway port: each connection to this port of the gateway is raw TCP for the service. No other service of the
     /// table has it. `None`: the service has none.

@@ -124,6 +124,14 @@ pub fn is_left_kernel_thread() -> bool {
     task_flags(flag).is_some_and(|flags| flags & flag.mask != 0)
 }
 
+/// Returns 1 if a call that is refused otherwise goes on unchanged, as a [kernel thread](is_left_kernel_thread) makes it;
+/// else 0. Separate, like [`pick_pod`]: it is rare, and takes no space on the stack of each connect.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn is_exempt_from_refusal() -> u32 {
+    u32::from(is_left_kernel_thread())
+}
+
 /// Returns 0 if a program of user space makes the call; 1 if a kernel thread does, or if that is unknown. Separate, like
 /// [`pick_pod`]: it is rare, and takes no space on the stack of each connect.
 #[unsafe(no_mangle)]

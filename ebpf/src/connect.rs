@@ -14,7 +14,7 @@ use datapath::{
 use crate::{
     backend_choice::{
         ChosenBackend, NoRewriteReason, StackAligned, choose_backend, frontend_key,
-        is_left_kernel_thread,
+        is_exempt_from_refusal, is_left_kernel_thread,
     },
     bound_connects,
     connect_records::{self, find_record, handle_disconnect, is_in_force, record_tcp_connect},
@@ -39,20 +39,22 @@ pub fn connect4(ctx: *mut bpf_sock_addr) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+        Err(NoRewriteReason::Refuse) if is_exempt_from_refusal() == 0 => {
+            match refusing_address(ctx, key) {
+                Some(address) => {
+                    forget_earlier_connect(ctx);
+                    ctx.set_ipv4(&address);
+                    ctx.set_port_be(0);
+                    ALLOW
+                }
+                None => deny_call(),
+            }
+        }
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed | NoRewriteReason::Refuse) => {
             // A socket may connect more than once, and its record must not name the backend of the last time.
             forget_earlier_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => match refusing_address(ctx, key) {
-            Some(address) => {
-                forget_earlier_connect(ctx);
-                ctx.set_ipv4(&address);
-                ctx.set_port_be(0);
-                ALLOW
-            }
-            None => deny_call(),
-        },
     }
 }
 
@@ -70,20 +72,22 @@ pub fn connect6(ctx: *mut bpf_sock_addr) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+        Err(NoRewriteReason::Refuse) if is_exempt_from_refusal() == 0 => {
+            match refusing_address(ctx, key) {
+                Some(address) => {
+                    forget_earlier_connect(ctx);
+                    ctx.set_ipv6(&address);
+                    ctx.set_port_be(0);
+                    ALLOW
+                }
+                None => deny_call(),
+            }
+        }
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed | NoRewriteReason::Refuse) => {
             // As above, the record must not name the backend of the last time.
             forget_earlier_connect(ctx);
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => match refusing_address(ctx, key) {
-            Some(address) => {
-                forget_earlier_connect(ctx);
-                ctx.set_ipv6(&address);
-                ctx.set_port_be(0);
-                ALLOW
-            }
-            None => deny_call(),
-        },
     }
 }
 

@@ -17,9 +17,13 @@
 //! - **Calls of UDP.** A connect sends nothing, so it would succeed, and give the socket loopback as its own address. Its
 //!   next connect, to an endpoint, would fail (EINVAL). So does a datagram to port 0, and another port may have a receiver.
 //!   Unchanged calls would meet kube-proxy's rules, which drop what `internalTrafficPolicy: Local` keeps from endpoints.
-//! - **Connects of kernel threads.** Before 6.7 they keep the address that a program has written. So a mount would
-//!   never find its server again. Where they are not recognized (no BTF), all connects are denied.
+//! - **Connects of kernel threads, if they are not [left alone](crate::backend_choice::is_exempt_from_refusal).** Before
+//!   6.7 they keep the address that a program has written. So a mount would never find its server again. Where they are
+//!   not recognized (no BTF), all connects are denied.
 //! - **Connects over IPv6 of sockets that are bound to a device.** They would get loopback, and leave by the device.
+//!
+//! Where kernel threads are left alone, their calls go on unchanged, to kube-proxy's rules. These reject all packets to
+//! such a service, whoever sends them.
 //!
 //! Two kinds of connects may wait for a timeout instead:
 //!

@@ -14,8 +14,8 @@ use datapath::{
 use crate::{
     backend_choice::{
         ChosenBackend, NO_BACKEND, NoRewriteReason, StackAligned, choose_random, choose_unchanged,
-        copy_backend, frontend_key, is_left_kernel_thread, is_meshed, listed_backend, read_word,
-        service_id_of, verify_unchanged,
+        copy_backend, frontend_key, is_exempt_from_refusal, is_left_kernel_thread, is_meshed,
+        listed_backend, read_word, service_id_of, verify_unchanged,
     },
     maps::{
         CONTROL, MINUS_ONE, SVC_STATE, UDP_FLOWS, UDP_REPLIES, UDP_SOCKETS, add_to_control,
@@ -100,7 +100,8 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Pass | NoRewriteReason::Changed) => {
+        Err(NoRewriteReason::Refuse) if is_exempt_from_refusal() == 0 => deny_call(),
+        Err(NoRewriteReason::Pass | NoRewriteReason::Changed | NoRewriteReason::Refuse) => {
             // Without UDP sockets of services there is no reply source, and the map need not be asked.
             if !has_no_sockets() {
                 let words = address_words(key.address);
@@ -110,7 +111,6 @@ fn send(ctx: BpfSockAddr, is_ipv6: bool) -> i32 {
             }
             ALLOW
         }
-        Err(NoRewriteReason::Refuse) => deny_call(),
     }
 }
 

@@ -36,6 +36,9 @@ use crate::{
 const EHOSTUNREACH: i32 = 113;
 /// Result of a connect from a local port that another connection to the same address has.
 const EADDRNOTAVAIL: i32 = 99;
+/// Flag of nearly all processes, `PF_RANDOMIZE`: their addresses are randomized. It stands for that of kernel threads, as
+/// none connects in these tests.
+pub(crate) const RANDOMIZED_FLAG: u32 = 0x0040_0000;
 /// ClusterIP of the Service.
 const CLUSTER_IP: &str = "10.96.0.9";
 /// ClusterIP of another Service, which some tests have.
@@ -453,11 +456,8 @@ fn a_socket_that_asks_a_pod_itself_after_a_refused_connect_is_not_of_a_service_a
     assert_eq!(namespaces, [0], "the socket has its record");
 }
 
-/// Here no kernel thread connects. So a flag of nearly all processes stands for that of kernel threads: `PF_RANDOMIZE`,
-/// which says that their addresses are randomized.
 #[test]
 fn connects_of_kernel_threads_go_on_unchanged_where_they_are_left_alone() {
-    const RANDOMIZED_FLAG: u32 = 0x0040_0000;
     let detected = VerifierFeatures::detect();
     if detected.kernel_thread.mask == 0 {
         // This kernel has no BTF.
@@ -478,5 +478,33 @@ fn connects_of_kernel_threads_go_on_unchanged_where_they_are_left_alone() {
         assert_eq!(client.run_step(&step).map(drop), result, "mask {mask:#x}");
         fixture.kernel.maps.leave_kernel_threads(false);
         client.expect_step(&step);
+    }
+}
+
+/// kube-proxy's rules, which a connect that goes on unchanged meets, reject it in the same way.
+#[test]
+fn connects_of_kernel_threads_to_a_service_without_endpoints_go_on_unchanged_too() {
+    const EPERM: i32 = 1;
+    const ECONNREFUSED: i32 = 111;
+    let detected = VerifierFeatures::detect();
+    if detected.kernel_thread.mask == 0 {
+        // This kernel has no BTF.
+        return;
+    }
+    let step = format!("connect {CLUSTER_IP}:80");
+    for set_retval in [detected.set_retval, false] {
+        let kernel_thread = abi::TaskFlag { mask: RANDOMIZED_FLAG, ..detected.kernel_thread };
+        let features = VerifierFeatures { set_retval, kernel_thread, ..detected };
+        let kernel = KernelFixture::with_features(features);
+        let kernel = SharedKernelFixture::of_one_test(kernel);
+        let mut fixture = ClusterIpFixture::with_kernel(kernel, 1, None);
+        fixture.set_endpoints(&[]);
+        let mut client = fixture.clients[0].start_process();
+        let refused = Err(if set_retval { ECONNREFUSED } else { EPERM });
+        assert_eq!(client.run_step(&step), refused, "they are not left alone");
+        fixture.kernel.maps.leave_kernel_threads(true);
+        assert_eq!(client.run_step(&step), Err(EHOSTUNREACH), "set_retval: {set_retval}");
+        fixture.kernel.maps.leave_kernel_threads(false);
+        assert_eq!(client.run_step(&step), refused);
     }
 }

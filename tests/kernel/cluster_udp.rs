@@ -26,6 +26,7 @@ use common::{
 use datapath::abi::{self, UdpFlowKey, UdpReplySource, UdpSocket};
 
 use crate::{
+    cluster_ip::RANDOMIZED_FLAG,
     fixture::{
         KernelFixture, NetnsFixture, SERVING_PORT, SharedKernelFixture, command_in,
         tcp_refusal_errno, udp_refusal_errno,
@@ -318,6 +319,26 @@ fn without_endpoints_connects_and_datagrams_are_refused() {
     assert_eq!(client.run_step("connect 10.96.0.9:53"), Err(udp_refusal_errno()));
     fixture.set_endpoints(9, &[0]);
     assert_eq!(client.expect_step("ask 10.96.0.9:53"), "pod0 10.96.0.9:53");
+}
+
+#[test]
+fn datagrams_of_kernel_threads_to_a_service_without_endpoints_go_on_unchanged() {
+    let detected = VerifierFeatures::detect();
+    if detected.kernel_thread.mask == 0 {
+        // This kernel has no BTF.
+        return;
+    }
+    let kernel_thread = abi::TaskFlag { mask: RANDOMIZED_FLAG, ..detected.kernel_thread };
+    let kernel = KernelFixture::with_features(VerifierFeatures { kernel_thread, ..detected });
+    let mut fixture = ClusterUdpFixture::with_kernel(SharedKernelFixture::of_one_test(kernel), 1);
+    fixture.add_service(9, &[]);
+    let mut client = fixture.start_client();
+    client.expect_step("open4");
+    assert_eq!(client.run_step("ask-briefly 10.96.0.9:53"), Err(udp_refusal_errno()));
+    fixture.kernel.maps.leave_kernel_threads(true);
+    assert_eq!(client.run_step("ask-briefly 10.96.0.9:53"), Err(EAGAIN), "nothing answers");
+    fixture.kernel.maps.leave_kernel_threads(false);
+    assert_eq!(client.run_step("ask-briefly 10.96.0.9:53"), Err(udp_refusal_errno()));
 }
 
 /// A connect that succeeded, to any address, would leave its local address with the socket: its next connect would fail.

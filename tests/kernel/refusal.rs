@@ -9,6 +9,7 @@ use datapath::{
 };
 
 use crate::{
+    cluster_ip::RANDOMIZED_FLAG,
     fixture::{KernelFixture, NetnsFixture, SERVING_PORT, run_ip},
     scripted_process::ScriptedProcess,
 };
@@ -162,10 +163,9 @@ fn a_disconnected_socket_counts_no_more_once_its_next_connect_is_refused() {
     assert_eq!(fixture.records()[..2], [0, 0]);
 }
 
-/// Here no kernel thread connects, so a flag of nearly all processes stands for theirs: `PF_RANDOMIZE`.
+/// So it is where they are not left alone, as without kube-proxy.
 #[test]
 fn connects_of_kernel_threads_keep_their_address_and_are_denied() {
-    const RANDOMIZED_FLAG: u32 = 0x0040_0000;
     let detected = VerifierFeatures::detect();
     let mask = if detected.kernel_thread.mask == 0 { 0 } else { RANDOMIZED_FLAG };
     let kernel_thread = TaskFlag { mask, ..detected.kernel_thread };

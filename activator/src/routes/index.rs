@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use crate::{
     revisions::{
         revision::{ActivatorRevision, RevisionContext},
-        route_settings::{PodTable, RevisionRouteSettings},
+        route_settings::PodTable,
     },
     routes::{
         agent_reports::AgentStreamNumber,
@@ -375,11 +375,8 @@ impl RouteIndex {
                 RouteChange::Service(service) => {
                     ports_changed |= index.set_service(service, &self.revision_context)
                 }
-                RouteChange::Revision(revision) => {
-                    let settings = Some(RevisionRouteSettings::new(&revision));
-                    let context = &self.revision_context;
-                    index.set_route_settings(&revision.name, settings, context);
-                    touched.insert(revision.name);
+                RouteChange::Revision(it) => {
+                    touched.insert(index.set_revision(it, &self.revision_context));
                 }
                 RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
                 RouteChange::Removed(RouteKey::Service(name)) => {
@@ -397,6 +394,8 @@ impl RouteIndex {
                 RouteChange::Removed(RouteKey::Activator(name)) => {
                     activators_changed |= index.remove_activator(&name);
                 }
+                RouteChange::ReservedHost(host) => index.ruled_hosts.reserve(&host),
+                RouteChange::Removed(RouteKey::ReservedHost(it)) => index.ruled_hosts.release(&it),
                 RouteChange::Node(_)
                 | RouteChange::Replicas(_)
                 | RouteChange::Settings(_)

@@ -1,7 +1,7 @@
 //! Pure: hosts whose DomainMappings have path rules, and hosts with wildcards.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -19,8 +19,10 @@ use crate::routes::{
 pub(crate) struct RuledHosts {
     /// Rules of each host. A wildcard is under what its hosts end with, as `.example.com`, which is no host.
     by_host: HashMap<Box<str>, HostPathRules>,
-    /// Hosts that no wildcard covers, each with the number of services that list it.
-    reserved: HashMap<Box<str>, usize>,
+    /// Hosts and wildcards that DomainMappings have, in force or not. A wildcard is written as in `by_host`.
+    reserved: HashSet<Box<str>>,
+    /// Reserved hosts as a controller of an earlier release sends them, each with the number of services that list it.
+    listed_by_services: HashMap<Box<str>, usize>,
 }
 
 /// Rules of one host, by their prefixes as they are compared.
@@ -49,8 +51,36 @@ impl RuledHosts {
             owners.insert(at, RuledDomain { service: Arc::clone(service), domain_index });
         }
         for host in service.reserved_hosts() {
-            *self.reserved.entry(host.as_str().into()).or_default() += 1;
+            *self.listed_by_services.entry(host.as_str().into()).or_default() += 1;
         }
+    }
+
+    /// Reserves a host or wildcard, which a DomainMapping has.
+    pub(crate) fn reserve(&mut self, host: &str) {
+        self.reserved.insert(host_key(host).into());
+    }
+
+    /// Ends the reservation of a host or wildcard.
+    pub(crate) fn release(&mut self, host: &str) {
+        self.reserved.remove(host_key(host));
+    }
+
+    /// Iterates over the reserved hosts and wildcards, as DomainMappings have them.
+    pub(crate) fn reserved_hosts(&self) -> impl Iterator<Item = String> {
+        self.reserved.iter().map(|it| match it.starts_with('.') {
+            true => format!("*{it}"),
+            false => it.to_string(),
+        })
+    }
+
+    /// Returns true if a DomainMapping has exactly this host, in force or not.
+    pub(crate) fn is_reserved(&self, host: &str) -> bool {
+        self.reserved.contains(host) || self.listed_by_services.contains_key(host)
+    }
+
+    /// Returns true if a DomainMapping has the wildcard that covers this host with one label, in force or not.
+    pub(crate) fn is_below_reserved(&self, host: &str) -> bool {
+        host.find('.').is_some_and(|at| self.reserved.contains(&host[at..]))
     }
 
     /// Removes the DomainMappings of a service.
@@ -70,10 +100,10 @@ impl RuledHosts {
             }
         }
         for host in service.reserved_hosts() {
-            let Some(services) = self.reserved.get_mut(host.as_str()) else { continue };
+            let Some(services) = self.listed_by_services.get_mut(host.as_str()) else { continue };
             *services -= 1;
             if *services == 0 {
-                self.reserved.remove(host.as_str());
+                self.listed_by_services.remove(host.as_str());
             }
         }
     }
@@ -125,7 +155,7 @@ impl RuledHosts {
 
     /// Returns true if the host itself has rules, a wildcard covers it, or it is reserved.
     pub(crate) fn covers(&self, host: &str) -> bool {
-        self.rules_of(host).is_some() || self.reserved.contains_key(host)
+        self.rules_of(host).is_some() || self.is_reserved(host)
     }
 
     /// Rules of a host: its own, else those of the wildcard that covers it with one label. A reserved host has its own
@@ -136,7 +166,7 @@ impl RuledHosts {
         }
         let covering = || {
             let of_wildcard = self.by_host.get(&host[host.find('.')?..])?;
-            (!self.reserved.contains_key(host)).then_some(of_wildcard)
+            (!self.is_reserved(host)).then_some(of_wildcard)
         };
         self.by_host.get(host).or_else(covering)
     }
@@ -260,9 +290,28 @@ mod tests {
         hosts.remove_service(&part);
         assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
         hosts.remove_service(&all);
-        assert!(hosts.reserved.is_empty());
+        assert!(hosts.listed_by_services.is_empty());
         hosts.add_service(&service("all", vec![domain("*.example.com", "/")]));
         assert_eq!(found(&hosts, "a.example.com", "/"), Ok("all".to_owned()));
+    }
+
+    #[test]
+    fn a_host_of_the_table_is_reserved_until_it_is_released() {
+        let mut hosts = RuledHosts::default();
+        hosts.add_service(&service("all", vec![domain("*.example.com", "/")]));
+        ["a.example.com", "*.b.test", "c.test"].iter().for_each(|it| hosts.reserve(it));
+        assert_eq!(found(&hosts, "a.example.com", "/"), Err(None));
+        assert_eq!(found(&hosts, "b.example.com", "/"), Ok("all".to_owned()));
+        let reserved = ["a.example.com", "x.b.test", "b.test", "c.test", ""];
+        let is_reserved = reserved.map(|it| (hosts.is_reserved(it), hosts.is_below_reserved(it)));
+        let (exact, below, free) = ((true, false), (false, true), (false, false));
+        assert_eq!(is_reserved, [exact, below, free, exact, free]);
+        let mut all: Vec<String> = hosts.reserved_hosts().collect();
+        all.sort();
+        assert_eq!(all, ["*.b.test", "a.example.com", "c.test"]);
+        all.iter().for_each(|it| hosts.release(it));
+        assert_eq!(found(&hosts, "a.example.com", "/"), Ok("all".to_owned()));
+        assert_eq!(hosts.reserved_hosts().count(), 0);
     }
 
     #[test]

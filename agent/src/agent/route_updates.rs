@@ -19,7 +19,7 @@ use crate::{
     },
     pods::types::PodTrackerEvent,
     routes::{
-        plan::{MapCapacityError, MapPlan, OutrankedService, bootstrap_ops},
+        plan::{MapCapacityError, MapPlan, OutrankedService, bootstrap_ops, copy_ops},
         service_events::ServiceEventReason,
     },
 };
@@ -37,9 +37,42 @@ struct MapPlanProgress {
     is_partial: bool,
 }
 
+/// Fills the maps with what an earlier agent has left elsewhere. Returns the routes in force, and true if these are all
+/// lists of the maps that connects follow until now.
+pub(super) fn start_routes(
+    maps: &mut KernelMaps,
+    cluster: &ClusterStart,
+    earlier: Option<&KernelRoutes>,
+) -> Result<(KernelRoutes, bool), KernelMapError> {
+    let has_earlier_lists = copy_earlier_lists(maps, earlier)?;
+    Ok((fill_empty_maps(maps, cluster)?, has_earlier_lists))
+}
+
+/// Gives the maps all lists of the maps that connects follow, which have other sizes. Returns false if there are none.
+/// It also does so if they do not fit: then connects follow the earlier maps until all sources are known.
+///
+/// What a copy that has ended midway has left here is replaced.
+fn copy_earlier_lists(
+    maps: &mut KernelMaps,
+    earlier: Option<&KernelRoutes>,
+) -> Result<bool, KernelMapError> {
+    let Some(earlier) = earlier else { return Ok(false) };
+    match copy_ops(maps.read_routes()?, earlier, monotonic_ns()) {
+        Ok(ops) => {
+            maps.apply(&ops)?;
+            info!(frontends = earlier.frontends.len(), "lists of the earlier maps copied");
+            Ok(true)
+        }
+        Err(error) => {
+            warn!(%error, "the lists of the earlier maps do not fit and stay in force");
+            Ok(false)
+        }
+    }
+}
+
 /// Fills maps without frontends with the lists of the bootstrap file, as after a reboot. Returns the routes in force.
 /// Frontends that an earlier agent left are newer than the file.
-pub(super) fn fill_empty_maps(
+fn fill_empty_maps(
     maps: &mut KernelMaps,
     cluster: &ClusterStart,
 ) -> Result<KernelRoutes, KernelMapError> {
@@ -154,8 +187,9 @@ impl Agent {
             self.handles.reports.set(PodReportKey::Applied, PodReportItem::Applied(version));
             self.routes.report_in_force(&self.handles.reports);
         }
-        // Programs that follow tables in which frontends are missing must not replace programs that have them.
-        if self.routes.are_sources_known() {
+        // Programs that follow tables in which frontends are missing must not replace programs that have them. In copied
+        // tables none is missing, and only these follow what is known from now on.
+        if self.has_earlier_lists || self.routes.are_sources_known() {
             self.advance_stage(ProgramTakeoverStage::TablesFilled);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -16,6 +17,7 @@ use crate::{
     kernel::{
         cgroup_search, freezer,
         locked_close::LockedCloser,
+        map_op::KernelRoutes,
         maps::{KernelEventRing, KernelMaps},
         programs::{EbpfPrograms, EbpfProgramsError},
         takeover_stage::ProgramTakeoverStage,
@@ -41,6 +43,8 @@ pub(crate) struct ProgramSupervisor {
     foreign_programs: BTreeMap<ForeignProgramOwner, usize>,
     /// Set once connects follow this agent's filled tables, as a self-test has proven.
     in_force: OnceSignal,
+    /// Routes that connects follow, if these are in maps of other sizes.
+    earlier_routes: Option<KernelRoutes>,
 }
 
 /// Waits for the cgroups, then loads and attaches the programs and opens the maps.
@@ -70,12 +74,14 @@ pub(crate) async fn start(
             KernelEventRing::open(&pins)?,
         );
         let locked_closer = programs.take_locked_closer();
+        let earlier_routes = programs.earlier_tables().and_then(read_earlier_routes);
         // The supervisor has maps of its own: its self-test runs on another thread than the loop's writes.
         let kernel = ProgramSupervisor {
             programs,
             maps: KernelMaps::open(&pins)?,
             foreign_programs: BTreeMap::new(),
             in_force: OnceSignal::new(),
+            earlier_routes,
         };
         Ok((kernel, maps, events, locked_closer))
     };
@@ -83,6 +89,16 @@ pub(crate) async fn start(
         Ok(loaded) => loaded.map(|loaded| (loaded_paths, loaded)),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
+}
+
+/// Returns the routes in maps of other sizes. Without them, connects follow those maps for a while longer.
+fn read_earlier_routes(pins: &Path) -> Option<KernelRoutes> {
+    let read = KernelMaps::open(pins).and_then(|maps| maps.read_routes());
+    let read = read.inspect_err(|error| {
+        let error = error_chain(error);
+        warn!(pins = %pins.display(), error, "cannot read the lists of the earlier maps");
+    });
+    read.ok()
 }
 
 /// Waits until the cgroups exist: the local node and the kubelet make them when they start, which may be later.
@@ -131,6 +147,11 @@ impl ProgramSupervisor {
     /// Returns a signal that is set once connects follow this agent's filled tables, as a self-test has proven.
     pub(crate) fn in_force(&self) -> OnceSignal {
         self.in_force.clone()
+    }
+
+    /// Takes the routes that connects follow, if these are in maps of the same version with other sizes.
+    pub(crate) fn take_earlier_routes(&mut self) -> Option<KernelRoutes> {
+        self.earlier_routes.take()
     }
 
     /// Keeps the programs attached and verified until `shutdown`.

@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs::{self, File},
     io,
     os::{
@@ -37,7 +38,7 @@ use crate::{
 use self::load::{OpenedObject, load_programs, log_unsupported, open_object, set_tail_call};
 use self::versions::{
     CLIENT_SOCKET_PROGRAMS, has_any_link, remove_link, remove_pin, retire, retire_or_keep,
-    retire_other_versions,
+    retire_other_versions, version_of,
 };
 
 mod load;
@@ -272,6 +273,15 @@ impl EbpfPrograms {
     /// Returns true while connects follow the tables of the previous version.
     pub fn follows_previous(&self) -> bool {
         self.follows_previous
+    }
+
+    /// Returns the pins of the tables that connects follow, if these are of the same version and have other sizes.
+    pub fn earlier_tables(&self) -> Option<&Path> {
+        let is_same_version = |pins: &&Path| {
+            let name = pins.file_name().and_then(OsStr::to_str);
+            name.and_then(version_of) == Some(self.paths.version)
+        };
+        self.previous_pins().filter(|_| self.follows_previous).filter(is_same_version)
     }
 
     /// Lets connects follow this version's tables, which the caller has filled, instead of the previous version's.

@@ -81,6 +81,7 @@ impl ServiceEvents {
 }
 
 async fn write_events(client: Client, node: String, mut events: Receiver<ServiceEvent>) {
+    // It names an Event `<object>.<time>`, which is never too long: a Service's name has up to 63 bytes.
     let recorder = Recorder::new(client.clone(), reporter(&node));
     while let Some(event) = events.recv().await {
         // Events are for information only: a lost one is not worth another attempt.

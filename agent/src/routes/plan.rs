@@ -10,6 +10,7 @@ mod backends;
 mod bootstrap;
 mod cluster_services;
 mod draft;
+mod earlier_lists;
 mod facts;
 mod list_edit;
 mod map_plan;
@@ -48,6 +49,7 @@ pub use self::{
         ClusterChange, ClusterIpLabel, ClusterResource, ClusterServices, DepartureSource,
         FrontendEndpoints, ObservedService, ObservedSlice, served_protocol,
     },
+    earlier_lists::copy_ops,
     facts::{MapUse, PlannerFigures, ServiceCursor},
     map_plan::MapPlan,
     outranked::OutrankedService,
@@ -264,12 +266,14 @@ impl RoutePlanner {
             RouteChange::Replicas(_)
             | RouteChange::Settings(_)
             | RouteChange::GatewayHost(_)
+            | RouteChange::ReservedHost(_)
             | RouteChange::Certificate(_)
             | RouteChange::ClientCa(_)
             | RouteChange::Removed(
                 RouteKey::Replicas(_)
                 | RouteKey::Settings
                 | RouteKey::GatewayHost(_)
+                | RouteKey::ReservedHost(_)
                 | RouteKey::Certificate(_)
                 | RouteKey::ClientCa(_),
             )

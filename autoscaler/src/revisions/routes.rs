@@ -52,6 +52,7 @@ impl ScaledRevisions {
                 | RouteKey::Replicas(_)
                 | RouteKey::Settings
                 | RouteKey::GatewayHost(_)
+                | RouteKey::ReservedHost(_)
                 | RouteKey::Certificate(_)
                 | RouteKey::ClientCa(_) => {}
             }

@@ -196,6 +196,7 @@ impl From<ComponentReplica> for raw::Subscriber {
             ClientComponent::Activator => raw::Role::Activator,
             ClientComponent::Autoscaler => raw::Role::Autoscaler,
         };
-        Self { role: role.into(), name: value.name, node: value.node }
+        // Each component of this release reads all items that it gets.
+        Self { role: role.into(), name: value.name, node: value.node, reads_reserved_hosts: true }
     }
 }

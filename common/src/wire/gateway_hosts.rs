@@ -38,8 +38,8 @@ pub struct GatewayHostEntry {
     /// Secrets whose certificates the host has for TLS. The client's keys and the names of the certificates decide among
     /// several. None: the certificate is chosen as that of other hosts.
     pub certificates: Vec<NamespacedName>,
-    /// Hosts that get none of the rules, since DomainMappings have them, in force or not: the host itself, or hosts
-    /// below it. `*.a.example` is for those with one label in front of `.a.example`.
+    /// [Reserved hosts](crate::wire::RouteTable::reserved_hosts) at or below the host. Listed here only by a controller of
+    /// an earlier release, or for an activator of one.
     pub reserved_hosts: Vec<String>,
 }
 

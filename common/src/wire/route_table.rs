@@ -27,6 +27,9 @@ pub struct RouteTable {
     pub settings: GlobalSettings,
     /// Rules of the Gateway API, by host; only at activators.
     pub gateway_hosts: BTreeMap<GatewayHostKey, GatewayHostEntry>,
+    /// Hosts and wildcards that DomainMappings have, in force or not; only at activators. No wildcard of another mapping
+    /// covers them, and no listener of the Gateway API gets their requests.
+    pub reserved_hosts: BTreeSet<String>,
     /// Certificates of hosts, by namespace and name of their Secrets; only at activators.
     pub certificates: BTreeMap<NamespacedName, CertificateEntry>,
     /// Authorities of client certificates, by namespace and name of their Secrets; only at activators.
@@ -61,6 +64,8 @@ pub enum RouteChange {
     Settings(GlobalSettings),
     /// Rules of the Gateway API for a host. Only sent to activators.
     GatewayHost(GatewayHostEntry),
+    /// Host or wildcard of a DomainMapping, in force or not. Only sent to activators.
+    ReservedHost(String),
     /// Certificate of hosts under the name of its Secret. Only sent to activators.
     Certificate(CertificateEntry),
     /// Authorities of client certificates under the name of their Secret. Only sent to activators.
@@ -90,6 +95,8 @@ pub enum RouteKey {
     Settings,
     /// Rules of the Gateway API for a host.
     GatewayHost(GatewayHostKey),
+    /// Host or wildcard of a DomainMapping.
+    ReservedHost(String),
     /// Certificate of hosts, by namespace and name of its Secret.
     Certificate(NamespacedName),
     /// Authorities of client certificates, by namespace and name of their Secret.
@@ -108,6 +115,7 @@ impl RouteChange {
             Self::Replicas(it) => Some(RouteKey::Replicas(it.component)),
             Self::Settings(_) => Some(RouteKey::Settings),
             Self::GatewayHost(it) => Some(RouteKey::GatewayHost(it.key.clone())),
+            Self::ReservedHost(host) => Some(RouteKey::ReservedHost(host.clone())),
             Self::Certificate(it) => Some(RouteKey::Certificate(it.name.clone())),
             Self::ClientCa(it) => Some(RouteKey::ClientCa(it.name.clone())),
             Self::Removed(key) => Some(key.clone()),
@@ -129,9 +137,10 @@ impl RouteTable {
         let gateway_hosts = self.gateway_hosts.values().cloned().map(RouteChange::GatewayHost);
         let certificates = self.certificates.values().cloned().map(RouteChange::Certificate);
         let client_cas = self.client_cas.values().cloned().map(RouteChange::ClientCa);
+        let reserved_hosts = self.reserved_hosts.iter().cloned().map(RouteChange::ReservedHost);
         // Named subjects come before the services that name them, although a receiver acts only at `Synced`.
         let first = settings.into_iter().chain(replicas).chain(nodes).chain(activators);
-        let first = first.chain(certificates).chain(client_cas);
+        let first = first.chain(certificates).chain(client_cas).chain(reserved_hosts);
         first.chain(revisions).chain(pods).chain(services).chain(gateway_hosts)
     }
 
@@ -152,6 +161,8 @@ impl RouteTable {
         for_each_changed(&self.client_cas, &next.client_cas, |v| {
             out.push(RouteChange::ClientCa(v))
         });
+        let reserved_hosts = next.reserved_hosts.difference(&self.reserved_hosts);
+        out.extend(reserved_hosts.cloned().map(RouteChange::ReservedHost));
         for_each_changed(&self.revisions, &next.revisions, |v| out.push(RouteChange::Revision(v)));
         for_each_changed(&self.pods, &next.pods, |v| out.push(RouteChange::Pod(v.into())));
         for_each_changed(&self.services, &next.services, |v| out.push(RouteChange::Service(v)));
@@ -176,9 +187,10 @@ impl RouteTable {
         let gateway_hosts = self.gateway_hosts.keys().cloned().map(RouteKey::GatewayHost);
         let certificates = self.certificates.keys().cloned().map(RouteKey::Certificate);
         let client_cas = self.client_cas.keys().cloned().map(RouteKey::ClientCa);
+        let reserved_hosts = self.reserved_hosts.iter().cloned().map(RouteKey::ReservedHost);
         let all = services.chain(revisions).chain(pods).chain(activators).chain(nodes);
         let all = all.chain(replicas).chain(settings).chain(gateway_hosts);
-        all.chain(certificates).chain(client_cas).collect()
+        all.chain(certificates).chain(client_cas).chain(reserved_hosts).collect()
     }
 
     fn contains(&self, key: &RouteKey) -> bool {
@@ -191,6 +203,7 @@ impl RouteTable {
             RouteKey::Replicas(component) => self.replicas.contains_key(component),
             RouteKey::Settings => self.settings.if_not_default().is_some(),
             RouteKey::GatewayHost(key) => self.gateway_hosts.contains_key(key),
+            RouteKey::ReservedHost(host) => self.reserved_hosts.contains(host),
             RouteKey::Certificate(name) => self.certificates.contains_key(name),
             RouteKey::ClientCa(name) => self.client_cas.contains_key(name),
         }
@@ -208,6 +221,7 @@ impl RouteTable {
             RouteChange::Replicas(it) => drop(self.replicas.insert(it.component, it)),
             RouteChange::Settings(it) => self.settings = it,
             RouteChange::GatewayHost(it) => drop(self.gateway_hosts.insert(it.key.clone(), it)),
+            RouteChange::ReservedHost(host) => _ = self.reserved_hosts.insert(host),
             RouteChange::Certificate(it) => drop(self.certificates.insert(it.name.clone(), it)),
             RouteChange::ClientCa(it) => drop(self.client_cas.insert(it.name.clone(), it)),
             RouteChange::Removed(_) => self.remove(&key),
@@ -226,6 +240,7 @@ impl RouteTable {
             RouteKey::Replicas(component) => drop(self.replicas.remove(component)),
             RouteKey::Settings => self.settings = GlobalSettings::default(),
             RouteKey::GatewayHost(key) => drop(self.gateway_hosts.remove(key)),
+            RouteKey::ReservedHost(host) => _ = self.reserved_hosts.remove(host),
             RouteKey::Certificate(name) => drop(self.certificates.remove(name)),
             RouteKey::ClientCa(name) => drop(self.client_cas.remove(name)),
         }

@@ -39,6 +39,7 @@ mod fingerprint;
 mod gateway_api;
 mod ingresses;
 mod leadership;
+mod listed_hosts;
 mod local_certificates;
 mod manifests;
 mod name_claims;
@@ -197,6 +198,7 @@ impl ControllerStateMachine {
             self.reconcile_changed_app(&name, None, ObjectsToStore::All, now);
         }
         self.reconcile_all_mappings(now);
+        self.update_reserved_hosts(self.mapped_hosts());
         self.follow_gateways(now);
         self.check_abandoned_workloads();
         self.cluster.is_starting = false;

@@ -221,6 +221,8 @@ pub struct NameIndex {
     /// UIDs of the Routes that own gateway ports, as the leader has recorded them; `None`: no record is known. The last
     /// known one counts while it is deleted.
     pub port_record: Option<BTreeMap<NonZeroU16, Uid>>,
+    /// `resourceVersion` of the record that was observed last; empty: none exists. Writes of the record require it.
+    pub port_record_version: Box<str>,
     /// Pairs of an object's name and its app, for names that do not begin with the app's since they were cut or chosen.
     pub owner_exceptions: BTreeSet<(NamespacedName, NamespacedName)>,
     /// Routes that name Revisions of another app, by the name of that app.
@@ -230,17 +232,37 @@ pub struct NameIndex {
 }
 
 impl NameIndex {
-    /// Returns the claim that owns a gateway port.
-    pub fn port_owner(&self, port: NonZeroU16) -> Option<&name_registry::NameClaim> {
-        let is_recorded = |claim: &name_registry::NameClaim| match &self.port_record {
+    /// Returns the claim that owns a gateway port. On Kubernetes a claim counts only once it is recorded: another claim
+    /// may come before the record of this one, and the record may be under way already.
+    pub fn port_owner(
+        &self,
+        port: NonZeroU16,
+        platform: PlatformKind,
+    ) -> Option<&name_registry::NameClaim> {
+        let claim = self.port_claim_to_record(port)?;
+        let counts = match platform {
+            // The local node has no record.
+            PlatformKind::Local => true,
+            PlatformKind::Kubernetes => self.is_port_recorded(port, claim),
+        };
+        counts.then_some(claim)
+    }
+
+    /// Returns the claim to a gateway port that the record should have: the one that it has, else the oldest one.
+    pub fn port_claim_to_record(&self, port: NonZeroU16) -> Option<&name_registry::NameClaim> {
+        let is_recorded = |claim: &name_registry::NameClaim| self.is_port_recorded(port, claim);
+        self.registry.port_owner(port, is_recorded, &self.placeholders)
+    }
+
+    fn is_port_recorded(&self, port: NonZeroU16, claim: &name_registry::NameClaim) -> bool {
+        match &self.port_record {
             Some(record) => record.get(&port) == Some(&claim.uid),
             // Controllers of earlier releases have recorded owners on their placeholders.
             None => self
                 .placeholders
                 .get(&claim.service)
                 .is_some_and(|it| it.owner_uid == claim.uid && it.gateway_port == Some(port)),
-        };
-        self.registry.port_owner(port, is_recorded, &self.placeholders)
+        }
     }
 }
 

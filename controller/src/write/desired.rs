@@ -314,7 +314,8 @@ fn with_placeholder<T>(
         ),
         affinity: placeholder_affinity(cluster, owner, allocation),
         gateway_port: match allocation.tag {
-            None => plan::gateway_ports::owned_port(app, owner, cluster),
+            // Also before the record: a controller that may not write one counts this annotation instead.
+            None => plan::gateway_ports::port_to_record(app, owner, cluster),
             Some(_) => None,
         },
     }))

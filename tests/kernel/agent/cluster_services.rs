@@ -10,6 +10,8 @@ use std::{
 };
 
 use agent::map_sizes::MapSizes;
+use aya::maps::{HashMap, Map, MapData};
+use datapath::abi::maps;
 use serde_json::{Value, json};
 
 use super::{fake_watch_server::FakeWatchServer, *};
@@ -415,7 +417,29 @@ fn a_mode_with_maps_of_other_sizes_takes_over_without_a_failed_connect() {
     }
 }
 
-/// Earlier programs that count nothing are no reason to follow tables without the cluster's Services.
+/// The lists in force are copied, so the next tables have the Services that the next agent cannot read.
+#[test]
+fn a_change_of_sizes_takes_over_while_the_api_server_is_away() {
+    let (mut fixture, mut server) = start("resized", "labelled");
+    fixture.set_pod(RoutingPhase::Starting, ProbeHandler::Listen);
+    set_node(&server);
+    server.set(service(Some("true")));
+    server.set(endpoint_slice(&["10.77.0.2"]));
+    fixture.wait_outcome("connected");
+    server.stop();
+    fixture.kill_agent();
+    fixture.start_agent_with_services("all");
+    fixture.connect_until_gone(&fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION)), "all");
+    fixture.wait_not_ready_reason("clusterip:");
+    assert_eq!(fixture.connect_outcome(), "connected");
+    // What the API server has now counts as soon as it is read.
+    server.set(endpoint_slice(&[]));
+    server.resume(&format!("{}-n", fixture.name));
+    fixture.wait_outcome("refused");
+}
+
+/// Earlier programs that count nothing are no reason to follow tables without the cluster's Services. Here the earlier
+/// lists cannot be copied.
 #[test]
 fn earlier_programs_lead_connects_until_the_services_of_the_cluster_are_known() {
     let (mut fixture, mut server) = start("unlisted", "labelled");
@@ -427,11 +451,15 @@ fn earlier_programs_lead_connects_until_the_services_of_the_cluster_are_known() 
     fixture.wait_usage("the pod at rest", |usage| usage.totals.in_flight() == 0);
     server.stop();
     fixture.kill_agent();
-    fixture.start_agent_with_services("all");
     let earlier = fixture.folder.join(format!("bpf/v{}", abi::ABI_VERSION));
+    fs::remove_file(earlier.join(maps::SVC_INFO)).expect("it is pinned");
+    fixture.start_agent_with_services("all");
     let deadline = Instant::now() + WAIT_TIMEOUT;
+    let pods = MapData::from_pin(earlier.join(maps::PODS)).expect("it stays");
+    let pods: HashMap<MapData, u64, abi::PodValue> =
+        Map::HashMap(pods).try_into().expect("a hash of pods");
     // Once the next agent has taken the last pod from the earlier programs, these count nothing any more.
-    while !KernelMaps::open(&earlier).and_then(|maps| maps.pods()).expect("they stay").is_empty() {
+    while pods.keys().next().is_some() {
         assert!(Instant::now() < deadline, "the earlier programs go on counting");
         thread::sleep(Duration::from_millis(10));
     }

@@ -202,7 +202,11 @@ impl RouteIndexState {
         }
         let mut keys = GatewayHostKey::candidates(is_tls, host);
         let found = keys.find_map(|key| self.gateway_hosts.get(&key))?;
-        let is_free = found.key().is_exact() || !self.ruled_hosts.covers(host);
+        let hosts = &self.ruled_hosts;
+        let is_free = match found.key().is_exact() {
+            true => !hosts.is_reserved(host),
+            false => !hosts.covers(host) && !hosts.is_below_reserved(host),
+        };
         (is_free && !found.reserves(host)).then(|| Arc::clone(found))
     }
 
@@ -247,6 +251,17 @@ impl RouteIndexState {
         self.missing_since.insert(name.clone(), Instant::now());
         self.revisions.insert(NameIndexEntry(Arc::clone(&revision)));
         revision
+    }
+
+    /// Adds or replaces a Revision of the table. Returns its name.
+    pub(super) fn set_revision(
+        &mut self,
+        entry: wire::RevisionEntry,
+        context: &Arc<RevisionContext>,
+    ) -> NamespacedName {
+        let settings = Some(RevisionRouteSettings::new(&entry));
+        self.set_route_settings(&entry.name, settings, context);
+        entry.name
     }
 
     /// Sets a Revision's settings. Requests that wait at a Revision that leaves the table stay for a while, in case it
@@ -432,7 +447,9 @@ impl RouteIndexState {
         let pods = self.revision_by_pod.keys().cloned().map(RouteKey::Pod);
         let activators = self.activator_addresses.keys().cloned().map(RouteKey::Activator);
         let gateway_hosts = self.gateway_hosts.keys().cloned().map(RouteKey::GatewayHost);
+        let reserved_hosts = self.ruled_hosts.reserved_hosts().map(RouteKey::ReservedHost);
         let all = services.chain(revisions).chain(pods).chain(activators).chain(gateway_hosts);
+        let all = all.chain(reserved_hosts);
         all.filter(|key| !changes.contains_key(key)).collect()
     }
 }

@@ -216,12 +216,63 @@ fn a_draining_pod_gets_no_request_while_its_agent_goes_on_reporting() {
 
 fn set_gateway_host(index: &RouteIndex, key: &str, reserved_hosts: &[&str]) {
     let reserved_hosts = reserved_hosts.iter().map(|it| (*it).to_owned()).collect();
-    let entry = GatewayHostEntry { reserved_hosts, ..fixtures::gateway_host(key, Vec::new()) };
+    set_gateway_entry(
+        index,
+        GatewayHostEntry { reserved_hosts, ..fixtures::gateway_host(key, Vec::new()) },
+    );
+}
+
+fn set_gateway_entry(index: &RouteIndex, entry: GatewayHostEntry) {
     let key = RouteKey::GatewayHost(entry.key.clone());
     apply_change(index, key, RouteChange::GatewayHost(entry));
 }
 
 /// The DomainMappings are not in force: the table has no service with their hosts.
+#[test]
+fn a_reserved_host_of_the_table_gets_no_rules_of_a_listener() {
+    let index = new_index();
+    for key in ["http://a.test", "http://*", "http://*.c.test"] {
+        set_gateway_host(&index, key, &[]);
+    }
+    let reserved = ["a.test", "*.b.test", "x.c.test", "*.y.c.test"].map(str::to_owned);
+    for host in &reserved {
+        let change = RouteChange::ReservedHost(host.clone());
+        apply_change(&index, RouteKey::ReservedHost(host.clone()), change);
+    }
+    let has_rules = |host: &str| index.gateway_host(false, host).is_some();
+    let hosts = ["a.test", "x.b.test", "x.c.test", "x.y.c.test"];
+    assert_eq!(hosts.map(has_rules), [false; 4]);
+    for host in ["b.test", "x.y.b.test", "z.c.test", "x.x.c.test", "d.test", ""] {
+        assert!(has_rules(host), "{host:?}");
+    }
+    // A listener with exactly this host goes before a wildcard of a DomainMapping.
+    set_gateway_host(&index, "http://x.b.test", &[]);
+    assert!(has_rules("x.b.test"));
+    for host in reserved {
+        let key = RouteKey::ReservedHost(host);
+        apply_change(&index, key.clone(), RouteChange::Removed(key));
+    }
+    assert_eq!(hosts.map(has_rules), [true; 4]);
+}
+
+/// A snapshot of another replica has no entries for what is gone.
+#[test]
+fn a_snapshot_without_a_reserved_host_ends_its_reservation() {
+    let index = new_index();
+    let state = |host: &str| {
+        let change = RouteChange::ReservedHost(host.to_owned());
+        (RouteKey::ReservedHost(host.to_owned()), change)
+    };
+    for hosts in [&["a.test", "*.b.test"][..], &["a.test"]] {
+        let changes = hosts.iter().copied().map(state).collect();
+        index.apply(RouteBatch { changes, is_snapshot: true, ..RouteBatch::default() });
+    }
+    set_gateway_host(&index, "http://*", &[]);
+    let has_rules = |host: &str| index.gateway_host(false, host).is_some();
+    assert!(!has_rules("a.test") && has_rules("x.b.test"));
+}
+
+/// A controller of an earlier release lists the hosts in each entry.
 #[test]
 fn a_reserved_host_gets_no_rules_of_a_listener() {
     let index = new_index();
@@ -237,6 +288,51 @@ fn a_reserved_host_gets_no_rules_of_a_listener() {
     // A listener with exactly this host goes before a wildcard of a DomainMapping.
     set_gateway_host(&index, "http://x.b.test", &[]);
     assert!(has_rules("x.b.test"));
+}
+
+/// A controller sends lists to an activator of an earlier release, and items to the others.
+#[test]
+fn lists_and_items_of_reserved_hosts_give_the_same_answers() {
+    let reserved = ["*.b.test", "a.test", "x.c.test"];
+    let wildcard = NamespacedName::new("default", "wildcard");
+    let new_indexes = [true, false].map(|is_listed| {
+        let index = new_index();
+        let list = |hosts: &'static [&'static str]| if is_listed { hosts } else { &[] };
+        set_gateway_host(&index, "http://a.test", list(&["a.test"]));
+        set_gateway_host(&index, "http://*.b.test", list(&["*.b.test"]));
+        set_gateway_host(&index, "http://*", list(&["*.b.test", "a.test", "x.c.test"]));
+        let rules = GatewayRules {
+            mapped_domains: vec![fixtures::ruled_domain("*.c.test", "/")],
+            reserved_hosts: list(&["x.c.test"]).iter().map(|it| (*it).to_owned()).collect(),
+            ..GatewayRules::default()
+        };
+        let gateway_rules = Some(Box::new(rules));
+        let entry = ServiceEntry { gateway_rules, ..fixtures::service(&wildcard, &wildcard) };
+        apply_change(&index, RouteKey::Service(wildcard.clone()), RouteChange::Service(entry));
+        for host in reserved.into_iter().filter(|_| !is_listed).map(str::to_owned) {
+            let change = RouteChange::ReservedHost(host.clone());
+            apply_change(&index, RouteKey::ReservedHost(host), change);
+        }
+        index
+    });
+    let answer = |index: &RouteIndex, host: &str| {
+        let service = index.match_host_path(host, "/").expect("a clear path").is_some();
+        (service, index.gateway_host(false, host).is_some())
+    };
+    let [service, listener, none] = [(true, false), (false, true), (false, false)];
+    for (host, expected) in [
+        ("a.test", none),
+        ("x.b.test", none),
+        ("x.c.test", none),
+        ("y.c.test", service),
+        ("x.y.c.test", listener),
+        ("b.test", listener),
+        ("x.y.b.test", listener),
+        ("d.test", listener),
+    ] {
+        let answers = new_indexes.each_ref().map(|index| answer(index, host));
+        assert_eq!(answers, [expected; 2], "{host}");
+    }
 }
 
 /// A handshake and a request choose the same owner of a host.

@@ -58,7 +58,7 @@ fn other_versions(paths: &AgentPaths) -> impl Iterator<Item = (u32, PathBuf)> {
 }
 
 /// Returns the version of a folder of pins by its name, such as `v6`, or `v6-` and the sizes of its maps.
-fn version_of(name: &str) -> Option<u32> {
+pub(super) fn version_of(name: &str) -> Option<u32> {
     let version = name.strip_prefix('v')?;
     version.split_once('-').map_or(version, |(version, _)| version).parse().ok()
 }

@@ -2,6 +2,7 @@
 
 mod capacity;
 mod cluster;
+mod earlier_lists;
 mod facts;
 mod hints;
 mod in_place;

@@ -21,6 +21,9 @@ impl TryFrom<raw::RouteItem> for RouteItem {
             What::Settings(message) => RouteChange::Settings(message.try_into()?),
             What::Node(message) => RouteChange::Node(message.try_into()?),
             What::GatewayHost(message) => RouteChange::GatewayHost(message.try_into()?),
+            What::ReservedHost(host) => {
+                RouteChange::ReservedHost(require_nonempty("route_item.reserved_host", host)?)
+            }
             What::Certificate(message) => RouteChange::Certificate(message.try_into()?),
             What::ClientCa(message) => RouteChange::ClientCa(message.try_into()?),
             What::Gone(message) => RouteChange::Removed(message.try_into()?),
@@ -42,6 +45,7 @@ impl From<RouteItem> for raw::RouteItem {
             RouteChange::Settings(value) => What::Settings(value.into()),
             RouteChange::Node(value) => What::Node(value.into()),
             RouteChange::GatewayHost(value) => What::GatewayHost(value.into()),
+            RouteChange::ReservedHost(host) => What::ReservedHost(host),
             RouteChange::Certificate(value) => What::Certificate(value.into()),
             RouteChange::ClientCa(value) => What::ClientCa(value.into()),
             RouteChange::Removed(value) => What::Gone(value.into()),
@@ -64,6 +68,9 @@ impl TryFrom<raw::RouteGone> for RouteKey {
             Key::Settings(_) => Self::Settings,
             Key::Node(name) => Self::Node(require_nonempty("gone.node", name)?),
             Key::GatewayHost(key) => Self::GatewayHost(key.parse()?),
+            Key::ReservedHost(host) => {
+                Self::ReservedHost(require_nonempty("gone.reserved_host", host)?)
+            }
             Key::Certificate(name) => {
                 Self::Certificate(parse_certificate_name("gone.certificate", &name)?)
             }
@@ -84,6 +91,7 @@ impl From<RouteKey> for raw::RouteGone {
             RouteKey::Settings => Key::Settings(raw::Empty {}),
             RouteKey::Node(name) => Key::Node(name),
             RouteKey::GatewayHost(key) => Key::GatewayHost(key.to_string()),
+            RouteKey::ReservedHost(host) => Key::ReservedHost(host),
             RouteKey::Certificate(name) => Key::Certificate(name.to_string()),
             RouteKey::ClientCa(name) => Key::ClientCa(name.to_string()),
         };

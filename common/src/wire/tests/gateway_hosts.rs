@@ -161,6 +161,28 @@ fn a_host_with_a_rule_that_is_not_understood_is_refused_as_a_whole() {
 }
 
 #[test]
+fn a_reserved_host_comes_and_goes_with_the_table() {
+    let without = RouteTable::default();
+    let mut table = without.clone();
+    table.reserved_hosts.insert("*.a.example".to_owned());
+    let change = RouteChange::ReservedHost("*.a.example".to_owned());
+    let removal = RouteChange::Removed(RouteKey::ReservedHost("*.a.example".to_owned()));
+    assert_eq!(table.all_states().collect::<Vec<_>>(), std::slice::from_ref(&change));
+    assert_eq!(without.changes_to(&table), std::slice::from_ref(&change));
+    assert_eq!(table.changes_to(&without), std::slice::from_ref(&removal));
+    let mut view = RouteView::default();
+    for (sent, expected) in [(change, &table), (removal, &without)] {
+        let message = raw::RouteItem::from(item(1, sent));
+        view.apply_item(RouteItem::try_from(message).expect("it is understood"));
+        assert_eq!(view.table, *expected);
+    }
+    let nameless = item(1, RouteChange::ReservedHost(String::new()));
+    let error = RouteItem::try_from(raw::RouteItem::from(nameless)).expect_err("no host");
+    let expected = "field route_item.reserved_host is \"\": must not be empty";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
 fn a_host_comes_and_goes_with_the_table() {
     let entry = entry("http://a.example");
     let gateway_hosts = [(entry.key.clone(), entry.clone())].into();

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use common::wire::{NamespacedName, wildcard_suffix};
+use common::wire::{NamespacedName, RouteChange, RouteKey, wildcard_suffix};
 use serde_json::Value;
-use smol_str::SmolStr;
 use tracing::info;
 
-use super::ControllerStateMachine;
+use super::{ControllerStateMachine, RouteFingerprint};
 use crate::{
     decide::{part_keys, plan},
     model::{
@@ -73,10 +72,11 @@ impl ControllerStateMachine {
         let new_domain = self.cluster.domains.mappings.get(name).map(|it| it.domain.clone());
         let has_other_domain = old_domain != new_domain;
         let domains: BTreeSet<DomainSpec> = old_domain.into_iter().chain(new_domain).collect();
-        moved.extend(self.mappings_beside(&name.namespace, &domains, has_other_domain));
+        // Mappings of one host share its certificate, and their path rules depend on each other.
+        let beside = domains.iter().flat_map(|it| self.mappings_of_host(&name.namespace, it));
+        moved.extend(beside);
         if has_other_domain {
-            let hosts = domains.iter().map(|it| SmolStr::from(&*it.host)).collect();
-            self.update_reserving_gateway_hosts(&hosts);
+            self.update_reserved_hosts(domains.iter().map(|it| it.host.to_string()));
         }
         // Time may have passed for other mappings too.
         moved.remove(name);
@@ -110,29 +110,27 @@ impl ControllerStateMachine {
         all.into_iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the mappings that depend on another one of these hosts. `is_new`: it has come, gone, or moved between
-    /// them, so that wildcards reserve other hosts.
-    fn mappings_beside(
-        &self,
-        namespace: &str,
-        domains: &BTreeSet<DomainSpec>,
-        is_new: bool,
-    ) -> BTreeSet<NamespacedName> {
-        // Mappings of one host share its certificate, and their path rules depend on each other.
-        let mut all: BTreeSet<NamespacedName> =
-            domains.iter().flat_map(|it| self.mappings_of_host(namespace, it)).collect();
-        if is_new {
-            all.extend(domains.iter().flat_map(|it| self.mappings_covering(&it.host)));
-        }
-        all
+    /// Returns all hosts and wildcards that DomainMappings have.
+    pub(super) fn mapped_hosts(&self) -> Vec<String> {
+        self.cluster.domains.mappings_by_host.keys().map(ToString::to_string).collect()
     }
 
-    /// Returns the mappings of all namespaces whose wildcard is above this host. They reserve it if it has a mapping of
-    /// its own.
-    fn mappings_covering(&self, host: &str) -> BTreeSet<NamespacedName> {
-        let wildcard = host.find('.').map(|at| format!("*{}", &host[at..]));
-        let by_host = &self.cluster.domains.mappings_by_host;
-        wildcard.and_then(|it| by_host.get(it.as_str())).cloned().unwrap_or_default()
+    /// Puts those of these hosts and wildcards into the RouteTable that are reserved now, and takes the others out. Each
+    /// is a subject of its own, so that a change of one mapping is sent without the hosts of all others.
+    pub(super) fn update_reserved_hosts(&mut self, hosts: impl IntoIterator<Item = String>) {
+        if self.is_loading {
+            return;
+        }
+        for host in hosts {
+            let is_reserved = self.cluster.domains.is_reserved_host(&host);
+            let key = RouteKey::ReservedHost(host.clone());
+            if is_reserved {
+                let change = RouteChange::ReservedHost(host);
+                self.routes.set(key, RouteFingerprint::of_change(&change));
+            } else {
+                self.routes.remove(&key);
+            }
+        }
     }
 
     /// Removes a mapping from the cluster state.
@@ -183,11 +181,8 @@ impl ControllerStateMachine {
             self.reconcile_route_owner(Some(target), now);
             self.reconcile_mapping(&mapping, now);
         }
-        let covering = self.mappings_covering(&name.name);
-        self.reconcile_mappings_and_targets(&covering, now);
         // The claim is also the one of a wildcard below the domain.
-        let hosts = BTreeSet::from([name.name.clone(), format!("*.{}", name.name).into()]);
-        self.update_reserving_gateway_hosts(&hosts);
+        self.update_reserved_hosts([name.name.to_string(), format!("*.{}", name.name)]);
         self.effects.changed_keys.push(domain_claim_key(&name.name));
     }
 

@@ -99,6 +99,10 @@ impl ControllerStateMachine {
                 return plan::gateway_api::host_entry(&self.cluster, key)
                     .map(RouteChange::GatewayHost);
             }
+            RouteKey::ReservedHost(host) => {
+                let is_reserved = self.cluster.domains.is_reserved_host(host);
+                return is_reserved.then(|| RouteChange::ReservedHost(host.clone()));
+            }
             RouteKey::Settings => {
                 return self.cluster.settings.route_settings().map(RouteChange::Settings);
             }

@@ -314,18 +314,6 @@ impl ControllerStateMachine {
         }
     }
 
-    /// Puts the hosts of Gateways into the RouteTable again that reserve one of these hosts, if a DomainMapping has it.
-    pub(super) fn update_reserving_gateway_hosts(&mut self, hosts: &BTreeSet<SmolStr>) {
-        let keys =
-            |is_tls| hosts.iter().flat_map(move |host| GatewayHostKey::candidates(is_tls, host));
-        let known = &self.cluster.gateway_api.hosts;
-        let reserving: BTreeSet<GatewayHostKey> =
-            keys(false).chain(keys(true)).filter(|it| known.contains_key(it)).collect();
-        if !reserving.is_empty() {
-            self.update_gateway_hosts(reserving);
-        }
-    }
-
     /// Restarts the times of the plans of Gateways. Conditions that stay the same keep theirs.
     fn restart_gateway_times(&mut self, now: UnixMillis) {
         for gateway in self.cluster.gateway_api.gateways.values_mut() {

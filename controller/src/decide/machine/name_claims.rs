@@ -95,8 +95,11 @@ impl ControllerStateMachine {
 
     /// Handles the record of the owners of gateway ports, which the leader writes and every replica follows.
     pub(super) fn observe_port_record(&mut self, object: Option<&Value>) {
-        // Also without a change: a record that was deleted is to be written again.
+        // Also without a change: a record that was deleted is to be written again, and one that was written on an earlier
+        // version is compared with the next one.
         self.effects.changed_keys.push(part_keys::port_record_key(&self.cluster));
+        let version = object.and_then(|it| it["metadata"]["resourceVersion"].as_str());
+        self.cluster.names.port_record_version = version.unwrap_or_default().into();
         // The owners of a deleted record stay. Otherwise those of the annotations would count, which users may write.
         let Some(record) = object.map(observe::read_port_record) else { return };
         let names = &mut self.cluster.names;

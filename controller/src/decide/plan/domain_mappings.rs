@@ -341,9 +341,8 @@ pub(super) fn mapped_domains(
     mappings.filter(in_force).map(mapped).collect()
 }
 
-/// Returns the hosts below the wildcards of these domains that DomainMappings have by their exact name, in order. Such
-/// a mapping may be of another namespace, whose requests no wildcard gets while the mapping is not in force.
-pub(super) fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
+/// Returns the reserved hosts below the wildcards of these domains, in order.
+pub fn reserved_hosts(cluster: &ClusterState, domains: &[MappedDomain]) -> Vec<String> {
     let wildcards: BTreeSet<&str> =
         domains.iter().filter_map(|it| wildcard_suffix(&it.host)).collect();
     // Most Routes have no wildcard, and need no walk over all mappings.

@@ -14,8 +14,8 @@ mod hosts;
 mod routes;
 
 pub use certificates::listener_secrets;
-pub use hosts::listener_hosts;
 use hosts::{UsableListener, usable_listeners};
+pub use hosts::{listener_hosts, reserved_hosts};
 pub use routes::{RouteDraft, draft_routes, finish_routes};
 
 /// Port of listeners with the protocol HTTP: the gateway has no other.
@@ -243,8 +243,7 @@ fn host_entry_at(
     rules.sort_by_cached_key(precedence);
     let rules = rules.into_iter().map(|(_, _, rule)| rule.clone()).collect();
     let certificates = certificates::host_certificates(cluster, listeners, key);
-    let reserved_hosts = hosts::reserved_hosts(cluster, key);
-    Some(GatewayHostEntry { key: key.clone(), rules, certificates, reserved_hosts })
+    Some(GatewayHostEntry { key: key.clone(), rules, certificates, reserved_hosts: Vec::new() })
 }
 
 /// Returns the precedence of a rule, the highest first, as the specification of HTTPRoute orders matches. Exact paths

@@ -1,7 +1,8 @@
 //! Pure: gateway ports of Routes: the port that a Route asks for, and the reason if it does not get it.
 //!
 //! The first Route keeps a port, and another one gets it when the first no longer asks for it. A ConfigMap of the system
-//! namespace records the owners, so that an older Route that asks for a port later does not take it.
+//! namespace records the owners, so that an older Route that asks for a port later does not take it. A Route has its port
+//! from the moment at which the record is observed, and so all replicas agree on the owner.
 
 use std::{collections::BTreeMap, num::NonZeroU16};
 
@@ -67,14 +68,28 @@ pub(crate) fn owned_port(
     cluster: &ClusterState,
 ) -> Option<NonZeroU16> {
     let port = claimable_port(app, name, cluster)?.ok()?;
-    let owner = cluster.names.port_owner(port)?;
+    let owner = cluster.names.port_owner(port, cluster.settings.platform)?;
     (owner.claimant == NameClaimant::Route(name.clone())).then_some(port)
 }
 
-/// Returns the Route that owns each gateway port, with its UID. Ports of Routes that do not exist yet are left out.
-pub(crate) fn port_owners(cluster: &ClusterState) -> BTreeMap<NonZeroU16, (&NamespacedName, Uid)> {
+/// Returns the gateway port that the record should have as a Route's.
+pub(crate) fn port_to_record(
+    app: &AppState,
+    name: &NamespacedName,
+    cluster: &ClusterState,
+) -> Option<NonZeroU16> {
+    let port = claimable_port(app, name, cluster)?.ok()?;
+    let claim = cluster.names.port_claim_to_record(port)?;
+    (claim.claimant == NameClaimant::Route(name.clone())).then_some(port)
+}
+
+/// Returns the Route that each gateway port is to be recorded for, with its UID. Ports of Routes that do not exist yet are
+/// left out.
+pub(crate) fn ports_to_record(
+    cluster: &ClusterState,
+) -> BTreeMap<NonZeroU16, (&NamespacedName, Uid)> {
     let all = cluster.apps.iter().filter_map(|(name, app)| {
-        let port = owned_port(app, name, cluster)?;
+        let port = port_to_record(app, name, cluster)?;
         // A Route that is not made yet has no UID.
         let route = app.route.as_ref().filter(|it| it.meta.exists())?;
         Some((port, (name, route.meta.uid)))
@@ -110,7 +125,7 @@ fn port_status(
     name: &NamespacedName,
     cluster: &ClusterState,
 ) -> ConditionStatus {
-    let Some(owner) = cluster.names.port_owner(port) else {
+    let Some(owner) = cluster.names.port_owner(port, cluster.settings.platform) else {
         // No claim is recorded yet.
         return ConditionStatus::Unknown(None);
     };

@@ -323,7 +323,7 @@ fn gateway_rules(
     let rules = GatewayRules {
         redirects_to_https,
         challenges: challenges(allocation, app, name, &mapped_domains, cluster),
-        reserved_hosts: domain_mappings::reserved_hosts(cluster, &mapped_domains),
+        reserved_hosts: Vec::new(),
         mapped_domains,
         tag_routing: tags,
         gateway_port: None,
@@ -348,7 +348,6 @@ fn tcp_gateway_rules(
     let mapped_domains = domain_mappings::mapped_domains(cluster, &service, true);
     let rules = GatewayRules {
         challenges: challenges(allocation, app, name, &mapped_domains, cluster),
-        reserved_hosts: domain_mappings::reserved_hosts(cluster, &mapped_domains),
         mapped_domains,
         gateway_port,
         ..GatewayRules::default()

@@ -1,31 +1,26 @@
 //! Shell: Kubernetes Events, which users read under `kubectl describe` and `kubectl events`.
 //!
-//! kube's recorder counts a repeated event instead of writing another one. The inbox here is bounded, so that no
-//! write of an object waits for an Event.
+//! A repeated Event is counted instead of written again. The inbox here is bounded, so that no write of an object waits
+//! for an Event.
+
+mod recorder;
 
 use std::sync::Arc;
 
 use common::wire::NamespacedName;
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{
-    Client,
-    runtime::events::{Event, EventType, Recorder, Reporter},
-};
+use kube::Client;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use self::recorder::EventRecorder;
 use super::metrics::ApiServerMetrics;
 use crate::model::{
     knative::key::ACTIVATOR_PORT_ANNOTATION,
     object::{ObjectPartKey, ResourceKind, WriteError},
 };
 
-/// Longest note and longest name of a reporting instance in bytes: the API server refuses longer ones
-/// (kubernetes `pkg/apis/core/validation/events.go`).
-const MAX_NOTE_BYTES: usize = 1_024;
-const MAX_INSTANCE_BYTES: usize = 128;
 /// Maximum number of Events that wait to be written.
 const INBOX_CAPACITY: usize = 1024;
 
@@ -135,9 +130,7 @@ pub fn event_recorder(
     shutdown: CancellationToken,
 ) -> (EventInbox, impl Future<Output = ()> + use<>) {
     let (events, mut receiver) = event_inbox(metrics);
-    let reporter =
-        Reporter { controller: "rouse-controller".into(), instance: Some(cut_instance(instance)) };
-    let recorder = Recorder::new(client, reporter);
+    let mut recorder = EventRecorder::new(client, instance);
     let work = async move {
         loop {
             let next = tokio::select! {
@@ -145,9 +138,8 @@ pub fn event_recorder(
                 () = shutdown.cancelled() => None,
             };
             let Some(next) = next else { return };
-            let (event, about) = to_kube_event(&next);
             // Events are for information only: a lost one is not worth another attempt.
-            if let Err(error) = recorder.publish(&event, &about).await {
+            if let Err(error) = recorder.publish(&next).await {
                 debug!(object = %next.name, reason = next.reason, error = %error, "event not written");
             }
         }
@@ -160,48 +152,11 @@ fn event_inbox(metrics: Arc<ApiServerMetrics>) -> (EventInbox, mpsc::Receiver<Ob
     (EventInbox { sender: inbox, metrics }, receiver)
 }
 
-/// Returns a message as an Event may have it.
-fn cut_note(message: &str) -> String {
-    message[..message.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
-}
-
-/// Returns the name of this controller's pod as an Event may have it.
-fn cut_instance(pod: &str) -> String {
-    pod[..pod.floor_char_boundary(MAX_INSTANCE_BYTES)].to_owned()
-}
-
-fn to_kube_event(record: &ObjectEvent) -> (Event, ObjectReference) {
-    let event = Event {
-        type_: if record.is_warning { EventType::Warning } else { EventType::Normal },
-        reason: record.reason.clone(),
-        note: Some(cut_note(&record.message)),
-        action: record.reason.clone(),
-        secondary: None,
-    };
-    let about = ObjectReference {
-        api_version: Some(record.resource.api_version()),
-        kind: Some(record.resource.kind().into()),
-        namespace: Some(record.name.namespace.to_string()).filter(|it| !it.is_empty()),
-        name: Some(record.name.name.to_string()),
-        uid: Some(record.uid.clone()),
-        ..ObjectReference::default()
-    };
-    (event, about)
-}
-
 #[cfg(test)]
 mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
 
     use super::*;
-
-    #[test]
-    fn notes_and_instances_have_the_lengths_in_bytes_that_the_api_server_takes() {
-        let long = "é".repeat(1_000);
-        assert_eq!((cut_note(&long), cut_note("short")), ("é".repeat(512), "short".to_owned()));
-        assert_eq!(cut_note(&format!("a{long}")).len(), 1_023);
-        assert_eq!(cut_instance(&"p".repeat(253)), "p".repeat(128));
-    }
 
     /// docs/operations.md states the same number.
     #[test]

@@ -197,6 +197,8 @@ fn object_action(
     mut body: Value,
     observed: Option<&ObservedObject>,
 ) -> WriteAction {
+    // A version that the body requires is not part of its content. An empty one requires that there is no object.
+    let version = body["metadata"].as_object_mut().and_then(|it| it.remove("resourceVersion"));
     let desired_hash = body_hash(key.resource, &body);
     body["metadata"]["annotations"][APPLIED_ANNOTATION] = json!(format!("{desired_hash:016x}"));
     let Some(observed) = observed else {
@@ -209,6 +211,10 @@ fn object_action(
     };
     if let Some(error) = ownership_error(key, &body, observed) {
         return WriteAction::NotOwned(error);
+    }
+    // The state machine has not observed the object yet. Once it has, the body is another one.
+    if version.as_ref().is_some_and(|it| *it == "") {
+        return WriteAction::None;
     }
     // The hash covers the last applied body only, so `changed_by_others` is needed to notice changes by others.
     // Changes of a ConfigMap are seen by its data: it has neither an owner nor a generation.
@@ -224,6 +230,9 @@ fn object_action(
         // version at which they were read, it cannot reset a scale that came in between.
         body["spec"]["replicas"] = json!(observed.replicas);
         body["metadata"]["resourceVersion"] = json!(observed.resource_version);
+    }
+    if let Some(version) = version {
+        body["metadata"]["resourceVersion"] = version;
     }
     // With the UID, the apply fails if the object was replaced by another one of the same name.
     body["metadata"]["uid"] = json!(observed.uid);
@@ -399,6 +408,30 @@ mod tests {
         assert_eq!(body["metadata"]["uid"], "u");
         let changed = ObservedObject { changed_by_others: true, ..ours(Some(current)) };
         assert!(matches!(deployment(Some(&changed)), WriteAction::Restore(_)), "changed by others");
+    }
+
+    /// The record of gateway ports: what it has follows from the version that it requires.
+    #[test]
+    fn a_version_that_a_body_requires_is_sent_and_does_not_count_as_a_difference() {
+        let key = key(ResourceKind::ConfigMap, ObjectPart::Object);
+        let body = |version: &str, entry: &str| {
+            let metadata = json!({"name": "hello", "resourceVersion": version});
+            DesiredState::Body(json!({"metadata": metadata, "data": {"5432": entry}}))
+        };
+        let WriteAction::Create(mut stored) = next_write(&key, body("3", "a"), None, None) else {
+            panic!("not created")
+        };
+        assert_eq!(stored["metadata"]["resourceVersion"], Value::Null);
+        stored["metadata"]["resourceVersion"] = json!("9");
+        let observed = ObservedObject::from_object(&stored);
+        let next = |desired| next_write(&key, desired, Some(&observed), None);
+        assert_eq!(next(body("3", "a")), WriteAction::None);
+        // The cache has a newer version than the one from which the body follows.
+        let WriteAction::Apply(applied) = next(body("3", "b")) else { panic!("not applied") };
+        assert_eq!(applied["metadata"]["resourceVersion"], "3");
+        assert_eq!(next(body("", "b")), WriteAction::None, "it is about to be observed");
+        let created = next_write(&key, body("", "b"), None, None);
+        assert!(matches!(created, WriteAction::Create(_)), "{created:?}");
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn is_shared_with(role: ClientComponent, key: &RouteKey) -> bool {
         // Otherwise each of thousands of agents would get thousands of nodes.
         RouteKey::Node(_) => false,
         // No other component serves hosts.
-        RouteKey::GatewayHost(_) => role == ClientComponent::Activator,
+        RouteKey::GatewayHost(_) | RouteKey::ReservedHost(_) => role == ClientComponent::Activator,
         // They have private keys.
         RouteKey::Certificate(_) => role == ClientComponent::Activator,
         // No other component accepts clients.

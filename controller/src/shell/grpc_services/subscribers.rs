@@ -16,7 +16,7 @@ use super::{
     route_stream::{RouteStreamSource, encode_batch, encode_change},
 };
 use crate::{
-    decide::machine::RouteMessageBatch,
+    decide::machine::{ControllerStateMachine, RouteMessageBatch},
     shell::runtime::{
         ControllerRuntime,
         route_subscription::{RouteTableSubscription, RouteTableUpdate},
@@ -29,7 +29,9 @@ impl RouteStreamSource for ControllerGrpc {
 
     async fn open_stream(&self, request: Request<raw::Subscriber>) -> Result<Self::Items, Status> {
         let peer = tls::request_peer(&request);
-        let subscriber = ComponentReplica::try_from(request.into_inner());
+        let message = request.into_inner();
+        let reads_reserved_hosts = message.reads_reserved_hosts;
+        let subscriber = ComponentReplica::try_from(message);
         let subscriber =
             subscriber.map_err(|refused| Status::invalid_argument(refused.to_string()))?;
         peer.check_identity(&subscriber).map_err(|denied| denied_status(&denied))?;
@@ -39,7 +41,7 @@ impl RouteStreamSource for ControllerGrpc {
             ClientComponent::Agent | ClientComponent::Autoscaler => &self.delayed_routes,
         };
         let subscription = RouteTableSubscription::new(Arc::clone(broadcast));
-        let updates = encoded_updates(subscription, guard.subscriber.clone());
+        let updates = encoded_updates(subscription, guard.subscriber.clone(), reads_reserved_hosts);
         let pieces = updates.flat_map(move |update| {
             // The closure owns the guard: however the stream ends, dropping it counts one subscriber less.
             let _ = &guard;
@@ -64,12 +66,15 @@ impl Iterator for EncodedUpdate {
     }
 }
 
-/// Encoded updates of the RouteTable for one subscription.
+/// Encoded updates of the RouteTable for one subscription. An activator that does not read reserved hosts gets lists of
+/// them.
 fn encoded_updates(
     subscription: RouteTableSubscription,
     subscriber: ComponentReplica,
+    reads_reserved_hosts: bool,
 ) -> impl Stream<Item = EncodedUpdate> + Send {
     let ComponentReplica { role, node, .. } = subscriber;
+    let needs_lists = role == ClientComponent::Activator && !reads_reserved_hosts;
     // An activator is in the table with its zone, and an autoscaler needs none.
     let node = Some(node).filter(|_| role == ClientComponent::Agent);
     futures::stream::unfold((subscription, node), move |(mut subscription, node)| async move {
@@ -80,7 +85,15 @@ fn encoded_updates(
             let own = node.as_deref().and_then(|node| batch.node_change(node));
             pieces.extend(own.map(|change| encode_change(batch.version(), change.clone())));
             let encode = |routes: &RouteMessageBatch| encode_batch(routes, role, limit_to_role);
-            pieces.extend_from_slice(&batch.encoded_for(role, encode));
+            let shared = match needs_lists {
+                false => batch.encoded_for(role, encode),
+                true => batch.encoded_with_lists(|routes| {
+                    let listed =
+                        |machine: &ControllerStateMachine| machine.with_listed_hosts(routes);
+                    encode(&subscription.runtime().with_machine(listed))
+                }),
+            };
+            pieces.extend_from_slice(&shared);
         }
         let update = EncodedUpdate { pieces: pieces.into_iter(), _update: update };
         Some((update, (subscription, node)))
@@ -126,7 +139,10 @@ pub(super) fn limit_to_role(change: RouteChange, role: ClientComponent) -> Optio
         // No batch of these roles has one. A private key must not leave by a mistake elsewhere.
         (
             ClientComponent::Agent | ClientComponent::Autoscaler,
-            RouteChange::GatewayHost(_) | RouteChange::Certificate(_) | RouteChange::ClientCa(_),
+            RouteChange::GatewayHost(_)
+            | RouteChange::ReservedHost(_)
+            | RouteChange::Certificate(_)
+            | RouteChange::ClientCa(_),
         ) => None,
         (ClientComponent::Agent | ClientComponent::Autoscaler, RouteChange::Settings(it)) => {
             // Without the fields for activators they may equal the defaults, which are not sent at all.

@@ -11,13 +11,19 @@ use common::{
         RouteKey, RoutingPhase, ScaleDecision,
     },
 };
+use futures::StreamExt as _;
 use prost::Message as _;
+use serde_json::json;
 use tokio::sync::watch;
 
-use super::{route_stream::encode_batch, subscribers::limit_to_role, *};
+use super::{
+    route_stream::{RouteStreamSource as _, encode_batch},
+    subscribers::limit_to_role,
+    *,
+};
 use crate::{
     decide::machine::{ControllerStateMachine, RouteMessageBatch},
-    model::{cluster_state::ClusterState, scale_policy::ScalePolicyConfig},
+    model::{cluster_state::ClusterState, object::ResourceKind, scale_policy::ScalePolicyConfig},
     read::parse::{self, ManifestDocument},
     shell::runtime::route_subscription::{RouteTableSubscription, RouteTableUpdate},
 };
@@ -332,6 +338,46 @@ fn only_activators_get_certificates() {
         // The second line of defence.
         assert_eq!(limit_to_role(new.clone(), role), None, "{role:?}");
         assert_eq!(limit_to_role(client_ca.clone(), role), None, "{role:?}");
+    }
+}
+
+/// Both streams begin with the same snapshot, which is encoded for each kind of activator.
+#[tokio::test]
+async fn only_an_activator_that_announces_it_gets_reserved_hosts_as_items() {
+    const HOST: &str = "www.shop.test";
+    let (shared, _node_spec_rx) = hello_controller();
+    let claim = json!({"metadata": {"name": HOST}, "spec": {"namespace": "default"}});
+    let reference =
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "no"});
+    let metadata = json!({"name": HOST, "namespace": "default"});
+    let mapping = json!({"metadata": metadata, "spec": {"ref": reference}});
+    for (resource, namespace, object) in [
+        (ResourceKind::ClusterDomainClaim, "", claim),
+        (ResourceKind::DomainMapping, "default", mapping),
+    ] {
+        let (name, object) = (NamespacedName::new(namespace, HOST), Some(Box::new(object)));
+        shared.step(ControllerEvent::ObjectObserved { resource, name, object });
+    }
+    let routes = run_broadcast(&shared);
+    let grpc = ControllerGrpc {
+        shared,
+        activator_routes: Arc::clone(&routes),
+        delayed_routes: routes,
+        next_stream_id: Arc::default(),
+        election: Arc::default(),
+        shutdown: CancellationToken::new(),
+    };
+    let mut streams = Vec::new();
+    for reads_reserved_hosts in [true, false] {
+        let role = raw::Role::Activator.into();
+        let name = "a".to_owned();
+        let message = raw::Subscriber { role, name, node: String::new(), reads_reserved_hosts };
+        let mut pieces = grpc.open_stream(Request::new(message)).await.expect("a stream");
+        let changes = decode_changes(&[pieces.next().await.expect("the snapshot")]);
+        assert!(changes.contains(&RouteChange::Synced), "in one piece");
+        let item = RouteChange::ReservedHost(HOST.to_owned());
+        assert_eq!(changes.contains(&item), reads_reserved_hosts);
+        streams.push(pieces);
     }
 }
 

@@ -48,6 +48,8 @@ pub struct SharedRouteBatch {
     nodes: BTreeMap<String, RouteChange>,
     /// Encoded batch by the role of the receivers, made for the first of each role.
     encoded: [OnceLock<EncodedPieces>; 3],
+    /// Encoded batch for activators of an earlier release, made for the first of them.
+    encoded_with_lists: OnceLock<EncodedPieces>,
 }
 
 impl fmt::Debug for SharedRouteBatch {
@@ -66,7 +68,13 @@ impl SharedRouteBatch {
             let change = change.clone().unwrap_or_else(|| RouteChange::Removed(key.clone()));
             Some((name.clone(), change))
         });
-        Self { from_version, nodes: nodes.collect(), routes, encoded: Default::default() }
+        Self {
+            from_version,
+            nodes: nodes.collect(),
+            routes,
+            encoded: Default::default(),
+            encoded_with_lists: OnceLock::new(),
+        }
     }
 
     /// Returns the version that a stream has reached with this batch.
@@ -106,6 +114,15 @@ impl SharedRouteBatch {
             ClientComponent::Autoscaler => 2,
         };
         Arc::clone(self.encoded[index].get_or_init(|| encode(&self.routes)))
+    }
+
+    /// Returns the encoded batch for activators that read lists of reserved hosts; the first of their streams makes it by
+    /// `encode`.
+    pub fn encoded_with_lists(
+        &self,
+        encode: impl FnOnce(&RouteMessageBatch) -> EncodedPieces,
+    ) -> EncodedPieces {
+        Arc::clone(self.encoded_with_lists.get_or_init(|| encode(&self.routes)))
     }
 }
 

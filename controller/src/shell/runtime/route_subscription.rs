@@ -65,6 +65,11 @@ impl RouteTableSubscription {
         Self { broadcast, published_version, cursor: None, snapshot_version: 0 }
     }
 
+    /// Returns the runtime whose RouteTable this is.
+    pub fn runtime(&self) -> &ControllerRuntime {
+        self.broadcast.runtime()
+    }
+
     /// Waits for the next update. Nothing is lost if the future is dropped before it is ready.
     pub async fn next(&mut self) -> RouteTableUpdate {
         let Some(cursor) = &mut self.cursor else {

@@ -15,12 +15,15 @@ use crate::{
     },
 };
 
-/// Returns the record. There is none before the first Route owns a port.
+/// Returns the record. There is none before the first Route asks for a port.
+///
+/// It follows from the record that was observed last, and so the write requires the version of that one. Without it, a
+/// leader could replace an entry that it, or the leader before, has written and that it does not know yet.
 pub(super) fn record_part(cluster: &ClusterState, key: &ObjectPartKey) -> DesiredState {
     if *key != part_keys::port_record_key(cluster) {
         return DesiredState::Unmanaged;
     }
-    let owners = gateway_ports::port_owners(cluster);
+    let owners = gateway_ports::ports_to_record(cluster);
     if owners.is_empty() && cluster.names.port_record.is_none() {
         return DesiredState::Unmanaged;
     }
@@ -35,6 +38,7 @@ pub(super) fn record_part(cluster: &ClusterState, key: &ObjectPartKey) -> Desire
         "metadata": {
             "name": key.name.name.as_str(),
             "namespace": key.name.namespace.as_str(),
+            "resourceVersion": cluster.names.port_record_version,
         },
         "data": data,
     }))

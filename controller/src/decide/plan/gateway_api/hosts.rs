@@ -64,10 +64,9 @@ pub(super) fn route_hosts(
     Some(own_hosts.map(|it| host_key(listener.spec, it)).collect())
 }
 
-/// Returns the hosts and wildcards of DomainMappings that get none of the rules of a host, in order: the host itself, and
-/// those below it. They stay reserved while their mappings are not in force. Otherwise requests would go to the Gateway's
-/// routes, perhaps of another namespace, whenever a mapping waits for its service.
-pub(super) fn reserved_hosts(cluster: &ClusterState, key: &GatewayHostKey) -> Vec<String> {
+/// Returns the reserved hosts and wildcards that get none of the rules of a host, in order: the host itself, or those below
+/// it.
+pub fn reserved_hosts(cluster: &ClusterState, key: &GatewayHostKey) -> Vec<String> {
     let domains = &cluster.domains;
     if key.is_exact() {
         let is_reserved = domains.is_reserved_host(&key.host);

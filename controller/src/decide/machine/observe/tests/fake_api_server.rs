@@ -34,6 +34,7 @@ use crate::{
 
 mod resizes;
 mod user_workloads;
+mod withheld;
 
 pub(super) const NAMESPACE: &str = "default";
 
@@ -68,8 +69,12 @@ pub(super) struct FakeApiServer {
     pub(super) are_workloads_listed: bool,
     /// Numbers of pods that the controller has written into workloads of users, in their order.
     pub(super) replicas_writes: Vec<u64>,
-    /// Number of writes to workloads of users that were refused, since these had changed.
+    /// Number of writes to workloads of users, and to ConfigMaps, that were refused, since these had changed.
     pub(super) conflicts: usize,
+    /// Object whose observations are withheld from all replicas, as by slow watches.
+    withheld: Option<(ResourceKind, NamespacedName)>,
+    /// Observations that were withheld, in their order.
+    withheld_events: Vec<ControllerEvent>,
     /// Events on Services of users and on Revisions.
     pub(super) object_events: Vec<ObjectEventRecord>,
     /// Error of each resize of a pod.
@@ -123,6 +128,8 @@ impl FakeApiServer {
             are_workloads_listed: false,
             replicas_writes: Vec::new(),
             conflicts: 0,
+            withheld: None,
+            withheld_events: Vec::new(),
             object_events: Vec::new(),
             resize_refusal: None,
             pod_reads: Vec::new(),
@@ -161,6 +168,10 @@ impl FakeApiServer {
         while let Some(event) = events.pop_front() {
             turns += 1;
             assert!(turns < 2000, "it never comes to rest");
+            if self.is_withheld(&event) {
+                self.withheld_events.push(event);
+                continue;
+            }
             let is_for_leader = matches!(
                 event,
                 ControllerEvent::LeadershipChanged(_)
@@ -218,6 +229,12 @@ impl FakeApiServer {
             WriteAction::NotOwned(error) => {
                 self.failed_writes.insert(key.clone());
                 vec![ControllerEvent::WriteErrorChanged { key: key.clone(), error: Some(error) }]
+            }
+            WriteAction::Apply(body) | WriteAction::Restore(body)
+                if self.is_conflict(key, &body) =>
+            {
+                self.conflicts += 1;
+                Vec::new()
             }
             WriteAction::Create(body) | WriteAction::Apply(body) | WriteAction::Restore(body) => {
                 let mut events = self.apply(key.resource, &key.name, body);
@@ -341,6 +358,9 @@ impl FakeApiServer {
                 object["metadata"]["labels"][key] = value.clone();
             }
         }
+        if resource == ResourceKind::ConfigMap {
+            object["metadata"]["resourceVersion"] = meta("resourceVersion").unwrap_or_default();
+        }
         let generation = meta("generation").and_then(|it| it.as_i64()).unwrap_or(0);
         let same_spec = before.as_ref().is_some_and(|it| it["spec"] == object["spec"]);
         if resource != ResourceKind::ConfigMap {
@@ -348,6 +368,9 @@ impl FakeApiServer {
         }
         if before.as_ref() == Some(&object) {
             return Vec::new();
+        }
+        if resource == ResourceKind::ConfigMap {
+            object["metadata"]["resourceVersion"] = json!(self.last_number.to_string());
         }
         self.writes += 1;
         self.objects.insert(at, object.clone());

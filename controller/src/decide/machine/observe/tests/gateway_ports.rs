@@ -125,6 +125,56 @@ fn an_older_service_that_asks_later_gets_no_port() {
     assert_eq!(condition(&api_server, "older"), TAKEN);
 }
 
+/// Returns the Services with a gateway port at the leader.
+fn present_owners(api_server: &FakeApiServer) -> Vec<String> {
+    let services = api_server.table().services;
+    let owners = services.iter().filter_map(|(name, entry)| {
+        Some(format!("{}:{}", name.name, entry.gateway_rules.as_ref()?.gateway_port?))
+    });
+    owners.collect()
+}
+
+/// Its claim may come while the record of the younger one is on its way.
+#[test]
+fn an_older_service_that_asks_before_the_record_is_observed_gets_no_port() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432,6000");
+    apply_tcp(&mut api_server, "other", "6000");
+    apply(&mut api_server, "older", None, "tcp");
+    apply(&mut api_server, "first", None, "tcp");
+    api_server.withhold(ResourceKind::ConfigMap, record_name());
+    apply_tcp(&mut api_server, "first", "5432");
+    assert_eq!(present_owners(&api_server), ["other:6000"], "no replica knows the record yet");
+    assert_eq!(condition(&api_server, "first"), "Unknown : ");
+    apply_tcp(&mut api_server, "older", "5432");
+    assert_eq!(present_owners(&api_server), ["other:6000"]);
+    let (first, other) = (entry(&api_server, "first"), entry(&api_server, "other"));
+    assert_eq!(record(&api_server), json!({"5432": first, "6000": other}));
+    assert!(api_server.conflicts > 0, "the leader has tried to record the older one");
+    api_server.deliver();
+    assert_eq!(port_owners(&api_server), ["first:5432", "other:6000"]);
+    assert_eq!(record(&api_server), json!({"5432": first, "6000": other}));
+    assert_eq!(condition(&api_server, "first"), "True : ");
+    assert_eq!(condition(&api_server, "older"), TAKEN);
+}
+
+/// A leader that has just begun may not have observed the last write of the one before.
+#[test]
+fn a_new_leader_takes_no_port_from_the_owner_that_the_last_one_has_recorded() {
+    let mut api_server = FakeApiServer::new();
+    permit_ports(&mut api_server, "5432,6000");
+    apply_tcp(&mut api_server, "other", "6000");
+    apply(&mut api_server, "older", None, "tcp");
+    api_server.withhold(ResourceKind::ConfigMap, record_name());
+    apply_tcp(&mut api_server, "first", "5432");
+    api_server.step(ControllerEvent::LeadershipChanged(false));
+    apply_tcp(&mut api_server, "older", "5432");
+    api_server.step(ControllerEvent::LeadershipChanged(true));
+    assert_eq!(present_owners(&api_server), ["other:6000"]);
+    api_server.deliver();
+    assert_eq!(port_owners(&api_server), ["first:5432", "other:6000"]);
+}
+
 /// Users of a namespace may write its Services, and the status of its Routes.
 #[test]
 fn no_object_of_a_namespace_shows_who_came_first() {

@@ -112,27 +112,33 @@ fn a_wildcard_needs_the_claim_of_the_domain_above() {
     assert_eq!(rules(&api_server, "api"), [HOST], "the exact host is another one");
 }
 
+/// Other services of the table stay as they are, however many hosts there are.
 #[test]
-fn a_wildcard_reserves_the_hosts_of_other_mappings_also_if_they_serve_nothing() {
+fn hosts_of_mappings_are_reserved_one_by_one_also_if_they_serve_nothing() {
     let mut api_server = start();
     api_server.claim_domain("shop.test", NAMESPACE);
     api_server.map_service_domain("all-shops", "shop", json!({"rouse.dev/host": "*.shop.test"}));
+    let before = api_server.table().services;
     let reserved = |api_server: &FakeApiServer| {
-        assert_eq!(rules(api_server, "shop"), ["*.shop.test/"]);
-        let rules = api_server.table().services[&name("shop")].gateway_rules.clone();
-        rules.unwrap_or_default().reserved_hosts
+        let table = api_server.table();
+        assert_eq!(table.services, before);
+        assert_eq!(super::table(&api_server.start_replica()).reserved_hosts, table.reserved_hosts);
+        table.reserved_hosts.into_iter().collect::<Vec<String>>()
     };
-    assert_eq!(reserved(&api_server), [""; 0]);
+    assert_eq!(rules(&api_server, "shop"), ["*.shop.test/"]);
+    assert_eq!(reserved(&api_server), ["*.shop.test"]);
     api_server.map_service_domain(HOST, "missing", json!({}));
-    assert_eq!(reserved(&api_server), [HOST]);
+    assert_eq!(reserved(&api_server), ["*.shop.test", HOST]);
     api_server.map_service_domain("eu.shop.test", "missing", json!({}));
     api_server.map_service_domain("a.b.shop.test", "missing", json!({}));
-    assert_eq!(reserved(&api_server), [HOST], "their namespace may not use the others");
+    let text = "their namespace may not use the others";
+    assert_eq!(reserved(&api_server), ["*.shop.test", HOST], "{text}");
     api_server.claim_domain("eu.shop.test", NAMESPACE);
     api_server.claim_domain("a.b.shop.test", NAMESPACE);
-    assert_eq!(reserved(&api_server), ["eu.shop.test", HOST], "one label below");
+    let others = ["*.shop.test", "a.b.shop.test", "eu.shop.test"];
+    assert_eq!(reserved(&api_server), [&others[..], &[HOST]].concat());
     api_server.delete_as_user(ResourceKind::DomainMapping, HOST);
-    assert_eq!(reserved(&api_server), ["eu.shop.test"]);
+    assert_eq!(reserved(&api_server), others);
 }
 
 #[test]
