@@ -102,6 +102,7 @@ enum RequestFieldRole {
     ClientClaim,
     Connection,
     ContentLength,
+    ContentType,
     Cookie,
     Host,
     TraceParent,
@@ -110,9 +111,10 @@ enum RequestFieldRole {
 }
 
 /// Names with a role of their own.
-const ROLES: [(&str, RequestFieldRole); 16] = [
+const ROLES: [(&str, RequestFieldRole); 17] = [
     ("connection", RequestFieldRole::Connection),
     ("content-length", RequestFieldRole::ContentLength),
+    ("content-type", RequestFieldRole::ContentType),
     ("cookie", RequestFieldRole::Cookie),
     ("expect", RequestFieldRole::Unusual),
     ("host", RequestFieldRole::Host),
@@ -183,6 +185,9 @@ fn judge_request<'h, 'b>(
                 continue;
             }
             RequestFieldRole::Connection => return None,
+            // Calls of gRPC-Web get failures in a form of their own.
+            RequestFieldRole::ContentType if is_grpc(field.value) => return None,
+            RequestFieldRole::ContentType => {}
             RequestFieldRole::ContentLength => set_once(&mut length, plain_length(field.value)?)?,
             // Several are joined for the pod.
             RequestFieldRole::Cookie if std::mem::replace(&mut has_cookie, true) => return None,
@@ -251,6 +256,12 @@ fn is_plain_target(target: &str) -> bool {
 
 fn is_plain_host(value: &[u8]) -> bool {
     value.len() <= MAX_HOST_BYTES && is_valid_host(value)
+}
+
+/// Returns true for each content type of gRPC and gRPC-Web, and for others that begin as these do.
+fn is_grpc(content_type: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"application/grpc";
+    content_type.get(..BEGIN.len()).is_some_and(|it| it.eq_ignore_ascii_case(BEGIN))
 }
 
 /// Length in the one form that all readers understand: digits without a zero in front.

@@ -188,7 +188,7 @@ async fn pods_and_clients_get_the_same_on_both_paths() {
 
 #[tokio::test]
 async fn a_request_is_sent_again_when_an_idle_connection_closes() {
-    let (closed_tx, mut closed) = mpsc::unbounded_channel();
+    let (closed_tx, mut closed) = mpsc::channel(1);
     let address = start_pod_with(move |mut stream, number| {
         let closed_tx = closed_tx.clone();
         async move {
@@ -198,7 +198,7 @@ async fn a_request_is_sent_again_when_an_idle_connection_closes() {
                     return;
                 }
                 if number == 0 && head.starts_with("GET /2") {
-                    closed_tx.send(()).unwrap();
+                    closed_tx.send(()).await.unwrap();
                     return;
                 }
                 stream.write_all(OK.as_bytes()).await.unwrap();

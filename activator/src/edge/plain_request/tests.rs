@@ -90,6 +90,8 @@ fn a_request_with_an_unusual_field_is_for_hyper() {
         "traceparent: 00-0-0-00\r\n",
         "proxy-connection: keep-alive\r\n",
         "http2-settings: x\r\n",
+        "content-type: application/grpc-web+proto\r\n",
+        "Content-Type: Application/gRPC-Web-Text\r\n",
     ] {
         assert_eq!(kind_with(fields), "unusual", "{fields}");
     }

@@ -97,7 +97,7 @@ impl FastPathConnection<'_> {
             Some(length) => self.send_whole(permit, pod, length, head.is_reusable).await,
             None => {
                 let timer = RequestTimer::started_at(choice.timeouts, started);
-                let body = stream_body(permit, pod, head, timer);
+                let body = stream_body(permit, *pod, head, timer);
                 let max_buffered = body.max_buffered();
                 let watched = ClientWatchedBody::new(body, self.socket.clone());
                 let charged = ChargedResponseBody::new(watched, request_guard, max_buffered);
@@ -117,7 +117,8 @@ impl FastPathConnection<'_> {
     ) -> Result<(), PathEnd> {
         log_failure(self.entrypoint, self.client.address, failure);
         self.buffers.inbound.advance(request.head_length + request.body_length);
-        let response = failure.response(Bytes::from);
+        // No call of gRPC comes here, as its head is not plain.
+        let response = failure.response(None, Bytes::from);
         self.forwarder.metrics.count_response(response.status());
         self.forwarder.metrics.fast_path_requests.inc();
         let is_last = self.is_stopping() || response.headers().contains_key(header::CONNECTION);
@@ -221,12 +222,13 @@ fn whole_length(framing: &ResponseBodyFraming, received: usize) -> Option<usize>
 /// Body of a response that comes bit by bit, with the timeouts of its request.
 fn stream_body(
     permit: PodPermit,
-    pod: Box<Http1PodConnection>,
+    pod: Http1PodConnection,
     head: ReceivedHead,
     timer: RequestTimer,
 ) -> ClientResponseBody {
     let body = pod.into_response_body(head.framing, head.is_reusable);
-    ClientResponseBody::from_pod(PodResponseBody::Http1(Box::new(body)), timer, Arc::new(permit))
+    let body = PodResponseBody::Http1(Box::new(body));
+    ClientResponseBody::from_pod(body, timer, Arc::new(permit), None)
 }
 
 /// Ends an exchange that is complete. The connection serves another request, if it may.

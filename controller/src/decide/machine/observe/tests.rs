@@ -665,8 +665,8 @@ fn a_start_is_waited_for_by_the_controllers_clock_and_only_once() {
     let ready = |it: &FakeApiServer| it.condition(ResourceKind::Revision, "hello-00001", "Ready");
     let start_ms = FakeApiServer::new().now.0;
     for stamps in [0, start_ms, start_ms + 86_400_000] {
-        let mut api_server =
-            FakeApiServer { api_server_clock: Some(UnixMillis(stamps)), ..FakeApiServer::new() };
+        let mut api_server = FakeApiServer::new();
+        api_server.api_server_clock = Some(UnixMillis(stamps));
         api_server.apply_service("hello", "hello:v1", 1, Value::Null);
         assert!(
             ready(&api_server).starts_with("Unknown Deploying"),
