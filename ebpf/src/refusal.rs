@@ -23,7 +23,7 @@
 //! - **Connects over IPv6 of sockets that are bound to a device.** They would get loopback, and leave by the device.
 //!
 //! Where kernel threads are left alone, their calls go on unchanged, to kube-proxy's rules. These reject all packets to
-//! such a service, whoever sends them.
+//! such a service, from any sender.
 //!
 //! Two kinds of connects may wait for a timeout instead:
 //!
