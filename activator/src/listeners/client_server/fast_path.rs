@@ -20,7 +20,7 @@ use crate::{
     },
     entrypoint::{Entrypoint, TrafficOrigin},
     requests::{
-        fast_route::{FastChoice, FastRoute},
+        fast_route::FastRoute,
         forwarder::{CancelledRequestGuard, RequestForwarder},
     },
 };
@@ -46,7 +46,7 @@ pub(super) struct FastPathConnection<'a> {
     /// Bytes of an incomplete head that are charged to the connection.
     charged_head_bytes: usize,
     /// Route of the last request.
-    route: Option<FastRoute>,
+    route: Option<Arc<FastRoute>>,
     timer: ConnectionTimer,
     /// Signals by which the connection takes no further request. Each wakes the set, which alone is polled: to poll the
     /// signals themselves would take locks that all connections share.
@@ -92,7 +92,7 @@ struct PreparedRequest {
     head_length: usize,
     body_length: usize,
     is_safe: bool,
-    choice: FastChoice,
+    route: Arc<FastRoute>,
 }
 
 impl<'a> FastPathConnection<'a> {
@@ -181,28 +181,25 @@ impl<'a> FastPathConnection<'a> {
             RequestStart::Plain(request) => request,
         };
         // While clients hold too many bytes, the general path decides which requests are refused.
-        if self.client_connection.connections().is_over_budget() {
+        let connection = self.client_connection;
+        if connection.connections().is_over_budget() {
             return Err(PathEnd::Handover);
         }
         let generation = self.forwarder.routes.generation();
         if self.route.as_ref().is_none_or(|it| !it.is_valid(generation, request.host)) {
-            let connection = self.client_connection;
-            self.route = self.forwarder.find_fast_route(
-                request.host,
-                self.entrypoint,
-                self.client,
-                connection,
-            );
+            let (entrypoint, client) = (self.entrypoint, self.client);
+            let found =
+                self.forwarder.find_fast_route(request.host, entrypoint, client, connection);
+            self.route = found.map(Arc::new);
         }
-        let route = self.route.as_ref().ok_or(PathEnd::Handover)?;
-        let choice = route.choose().ok_or(PathEnd::Handover)?;
+        let route = self.route.clone().ok_or(PathEnd::Handover)?;
         let own_fields = self.own_client_fields(&request)?;
         let client_fields = own_fields.as_deref().unwrap_or(&route.client_fields);
         let (head_length, body_length) = (request.head_length, request.body_length);
         let is_safe = request.is_safe;
         self.buffers.request.clear();
         request.write_for_pod(client_fields, random_u64, &mut self.buffers.request);
-        Ok(Some(PreparedRequest { head_length, body_length, is_safe, choice }))
+        Ok(Some(PreparedRequest { head_length, body_length, is_safe, route }))
     }
 
     /// Fields that describe the client to the pod, if they are of this request alone: proxies inside the cluster have
