@@ -7,8 +7,9 @@
 use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::BytesMut;
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::{io::AsyncWriteExt as _, time::Instant};
+use tokio_util::sync::WaitForCancellationFuture;
 
 use self::{connection_timer::ConnectionTimer, exchange::ExchangeEnd, response::CachedDate};
 use super::ClientConnectionServer;
@@ -48,10 +49,9 @@ pub(super) struct FastPathConnection<'a> {
     /// Route of the last request.
     route: Option<Arc<FastRoute>>,
     timer: ConnectionTimer,
-    /// Signals by which the connection takes no further request. Each wakes the set, which alone is polled: to poll the
-    /// signals themselves would take locks that all connections share.
-    stop_signals: FuturesUnordered<BoxFuture<'a, ()>>,
-    is_stopping: bool,
+    /// Set of the one future that resolves once the connection has to take no further request. The set polls it only
+    /// once it is woken, since to poll the future itself takes locks that all connections share.
+    stop_signal: FuturesUnordered<WaitForCancellationFuture<'a>>,
     date: CachedDate,
 }
 
@@ -105,9 +105,8 @@ impl<'a> FastPathConnection<'a> {
     ) -> Self {
         let (forwarder, head_timeout) =
             (&*server.forwarder, server.connections.budget.head_timeout);
-        let stop_signals = FuturesUnordered::new();
-        stop_signals.push(client_connection.wait_refused().boxed());
-        stop_signals.push(forwarder.close_when_idle.cancelled().boxed());
+        let stop_signal = FuturesUnordered::new();
+        stop_signal.push(forwarder.close_when_idle.cancelled());
         Self {
             forwarder,
             client_connection,
@@ -119,8 +118,7 @@ impl<'a> FastPathConnection<'a> {
             charged_head_bytes: 0,
             route: None,
             timer: ConnectionTimer::new(Instant::now() + head_timeout),
-            stop_signals,
-            is_stopping: false,
+            stop_signal,
             date: CachedDate::default(),
         }
     }
@@ -180,9 +178,9 @@ impl<'a> FastPathConnection<'a> {
             RequestStart::Incomplete | RequestStart::Unusual => return Err(PathEnd::Handover),
             RequestStart::Plain(request) => request,
         };
-        // While clients hold too many bytes, the general path decides which requests are refused.
+        // The general path decides which requests are refused, and closes a refused connection.
         let connection = self.client_connection;
-        if connection.connections().is_over_budget() {
+        if connection.is_refused() || connection.connections().is_over_budget() {
             return Err(PathEnd::Handover);
         }
         let generation = self.forwarder.routes.generation();
@@ -220,7 +218,7 @@ impl<'a> FastPathConnection<'a> {
 
     /// Waits for more bytes of a request.
     async fn read_more(&mut self, deadline: Instant) -> Result<(), PathEnd> {
-        let Self { socket, buffers, timer, stop_signals, is_stopping, .. } = self;
+        let Self { socket, buffers, timer, stop_signal, .. } = self;
         let read = poll_fn(|cx| {
             let read = socket.poll_read_past_hyper(cx, &mut buffers.inbound, MAX_REQUEST_BYTES);
             let is_empty = buffers.inbound.is_empty();
@@ -235,8 +233,7 @@ impl<'a> FastPathConnection<'a> {
             if is_empty {
                 *buffers = FastPathBuffers::default();
             }
-            *is_stopping |= matches!(stop_signals.poll_next_unpin(cx), Poll::Ready(Some(())));
-            if *is_stopping {
+            if stop_signal.poll_next_unpin(cx).is_ready() {
                 let end = if is_empty { PathEnd::Close } else { PathEnd::Handover };
                 return Poll::Ready(Err(end));
             }
@@ -265,8 +262,7 @@ impl<'a> FastPathConnection<'a> {
 
     /// Returns true if the connection has to take no further request.
     fn is_stopping(&mut self) -> bool {
-        self.is_stopping |= matches!(self.stop_signals.next().now_or_never(), Some(Some(())));
-        self.is_stopping
+        self.stop_signal.next().now_or_never().is_some()
     }
 
     /// Changes the bytes of an incomplete head that are charged to the connection.
