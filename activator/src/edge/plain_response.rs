@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use common::decimal::parse_digits;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use crate::{
     edge::plain_request::put_field,
@@ -183,7 +183,8 @@ fn rewrite_fields(
 pub fn write_pod_response(head: &Http1ResponseHead, out: &mut BytesMut) -> bool {
     let reason = head.reason.as_deref();
     put_status_line(head.status, reason, out);
-    put_fields_without_framing(&head.headers, out);
+    let has_body = !matches!(head.framing, ResponseBodyFraming::NoBody);
+    put_fields_without_framing(&head.headers, has_body, out);
     match &head.framing {
         ResponseBodyFraming::NoBody => {}
         ResponseBodyFraming::Length(length) => {
@@ -205,7 +206,7 @@ pub fn write_pod_response(head: &Http1ResponseHead, out: &mut BytesMut) -> bool 
 /// Writes the head of a response of the activator itself.
 pub fn write_own_response(response: &Response<Bytes>, out: &mut BytesMut) {
     put_status_line(response.status(), None, out);
-    put_fields_without_framing(response.headers(), out);
+    put_fields_without_framing(response.headers(), true, out);
     let length = response.body().len().to_string();
     h1::write_field(&header::CONTENT_LENGTH, length.as_bytes(), out);
 }
@@ -231,9 +232,12 @@ fn put_status_line(status: StatusCode, reason: Option<&[u8]>, out: &mut BytesMut
 }
 
 /// Writes all fields but those that the connection or the framing decides.
-fn put_fields_without_framing(headers: &HeaderMap, out: &mut BytesMut) {
+fn put_fields_without_framing(headers: &HeaderMap, has_body: bool, out: &mut BytesMut) {
     let own = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::CONNECTION];
-    for (name, value) in headers.iter().filter(|(name, _)| !own.contains(name)) {
+    // Without a body no trailers come.
+    let is_written =
+        |name: &HeaderName| !own.contains(name) && (has_body || *name != header::TRAILER);
+    for (name, value) in headers.iter().filter(|(name, _)| is_written(name)) {
         h1::write_field(name, value.as_bytes(), out);
     }
 }

@@ -1,6 +1,6 @@
 //! Shell: the route of plain requests, which a client connection keeps until the RouteTable changes.
 
-use std::{num::NonZeroU16, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use common::wire::AppProtocol;
@@ -8,13 +8,10 @@ use http::HeaderMap;
 
 use crate::{
     clients::{client_info::ClientInfo, connections::ClientConnection},
-    clock::random_u64,
     edge::{client_headers::is_https, host::normalize_host, plain_request::render_client_fields},
     entrypoint::Entrypoint,
     requests::{forwarder::RequestForwarder, route_choice::check_http_target},
-    revisions::{
-        balance::pick_by_percent, revision::ActivatorRevision, route_settings::RequestTimeouts,
-    },
+    revisions::{revision::ActivatorRevision, route_settings::RequestTimeouts},
     routes::{
         match_rules::{MatchRule, match_rules},
         service::{RoutedService, TrafficShare},
@@ -29,50 +26,19 @@ pub(crate) struct FastRoute {
     generation: u64,
     host: Box<[u8]>,
     /// Service that the host means.
-    service: Arc<RoutedService>,
-    targets: Box<[FastTarget]>,
+    pub(crate) service: Arc<RoutedService>,
+    /// Revision that gets all requests of the service.
+    pub(crate) revision: Arc<ActivatorRevision>,
+    /// Timeouts of these requests.
+    pub(crate) timeouts: RequestTimeouts,
     /// Fields that describe the client to the pod, for requests that have none of their own.
     pub(crate) client_fields: Bytes,
-}
-
-/// Revision with its share of the service's requests.
-#[derive(Debug)]
-struct FastTarget {
-    revision: Arc<ActivatorRevision>,
-    percent: u8,
-    /// Timeouts of its requests; `None`: it takes no plain requests of the client.
-    timeouts: Option<RequestTimeouts>,
-}
-
-/// Revision for one plain request.
-#[derive(Clone, Debug)]
-pub(crate) struct FastChoice {
-    pub(crate) service: Arc<RoutedService>,
-    pub(crate) revision: Arc<ActivatorRevision>,
-    pub(crate) timeouts: RequestTimeouts,
-}
-
-impl FastChoice {
-    /// Port of the scaled Service that the request is for; `None`: the Revision is one of Knative.
-    pub(crate) fn service_port(&self) -> Option<NonZeroU16> {
-        self.service.service_port
-    }
 }
 
 impl FastRoute {
     /// Returns true if the route is the one for this value of `Host`, and nothing has changed since it was looked up.
     pub(crate) fn is_valid(&self, generation: u64, host: &[u8]) -> bool {
         self.generation == generation && *self.host == *host
-    }
-
-    /// Chooses the Revision of a request by the percents; `None`: the general path decides.
-    pub(crate) fn choose(&self) -> Option<FastChoice> {
-        let target = pick_by_percent(&self.targets, |it| it.percent, random_u64())?;
-        Some(FastChoice {
-            service: Arc::clone(&self.service),
-            revision: Arc::clone(&target.revision),
-            timeouts: target.timeouts?,
-        })
     }
 }
 
@@ -119,14 +85,12 @@ impl RequestForwarder {
         if rewrites_host || service.tags().is_some() {
             return None;
         }
-        let target = |share: &TrafficShare| FastTarget {
-            revision: Arc::clone(&share.revision),
-            percent: share.percent,
-            timeouts: plain_timeouts(&service, share, entrypoint, client),
-        };
-        let targets = service.targets.iter().map(target).collect();
+        let target = only_target(&service)?;
+        let timeouts = plain_timeouts(&service, target, entrypoint, client)?;
+        let revision = Arc::clone(&target.revision);
         let client_fields = render_client_fields(host, std::iter::empty(), sender, &edge)?.freeze();
-        Some(FastRoute { generation, host: host.into(), service, targets, client_fields })
+        let host = host.into();
+        Some(FastRoute { generation, host, service, revision, timeouts, client_fields })
     }
 
     /// Finds the service of a host by the same rules as for all requests. `None`: the path counts, too, or the host has
@@ -153,6 +117,14 @@ impl RequestForwarder {
             | MatchRule::ChosenRevision(_) => self.routes.find_service(&rule, "/").ok().flatten(),
         })
     }
+}
+
+/// Returns the Revision that gets all requests of a service; `None`: there is none, or several have shares. The general
+/// path would choose again for each request that it takes over, so a Revision whose requests wait would lose its share.
+fn only_target(service: &RoutedService) -> Option<&TrafficShare> {
+    let mut sharing = service.targets.iter().filter(|it| it.percent > 0);
+    let (only, None) = (sharing.next()?, sharing.next()) else { return None };
+    Some(only)
 }
 
 /// Timeouts of a Revision whose pods speak HTTP/1.1, if it may get requests of this client.

@@ -3,6 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use common::wire::RouteTarget;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -380,4 +381,49 @@ async fn a_kept_connection_follows_the_table() {
     fixture.apply_change(|table| drop(table.services.remove(&service())));
     assert!(ask(&mut client, KEEP_ALIVE_GET, "\r\n\r\n").await.starts_with("HTTP/1.1 404"));
     assert_eq!(fixture.metric(FAST), 1.0);
+}
+
+#[tokio::test]
+async fn requests_that_several_revisions_share_take_the_general_path() {
+    let mut fixture = start_with(start_pod(OK, Duration::ZERO).await.address).await;
+    for (percents, fast) in [([50, 50], 0.0), ([100, 0], 1.0)] {
+        fixture.apply_change(|table| {
+            let to = |percent| RouteTarget { revision: revision(), percent };
+            table.services.get_mut(&service()).unwrap().targets = percents.map(to).to_vec();
+        });
+        let mut client = fixture.connect().await;
+        ask(&mut client, KEEP_ALIVE_GET, "hello").await;
+        assert_eq!(fixture.metric(FAST), fast, "{percents:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_without_a_length_ends_with_the_pods_connection() {
+    let address = start_pod_with(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nhello").await.unwrap();
+    })
+    .await;
+    let fixture = start_with(address).await;
+    let mut client = fixture.connect().await;
+    for _ in 0..2 {
+        let response = ask(&mut client, KEEP_ALIVE_GET, "0\r\n\r\n").await;
+        assert!(response.contains("\r\ntransfer-encoding: chunked\r\n"), "{response}");
+        assert!(response.ends_with("\r\n\r\n5\r\nhello\r\n0\r\n\r\n"), "{response}");
+    }
+    assert_eq!((fixture.metric(FAST), at_pods(&fixture)), (2.0, 0));
+}
+
+#[tokio::test]
+async fn bytes_behind_a_response_belong_to_no_other_request() {
+    const MORE: &str =
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhelloHTTP/1.1 404 Smuggled\r\n\r\n";
+    let pod = start_pod(MORE, Duration::ZERO).await;
+    let fixture = start_with(pod.address).await;
+    let mut client = fixture.connect().await;
+    for _ in 0..2 {
+        let response = ask(&mut client, KEEP_ALIVE_GET, "hello").await;
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    }
+    assert_eq!((pod.connections(), fixture.metric(FAST)), (2, 2.0));
 }

@@ -291,7 +291,8 @@ impl ClientConnection {
         self.refusal.wait().await;
     }
 
-    pub(super) fn is_refused(&self) -> bool {
+    /// Returns true once its requests are refused, and it is asked to close.
+    pub(crate) fn is_refused(&self) -> bool {
         self.refusal.is_set()
     }
 

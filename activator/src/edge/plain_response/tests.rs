@@ -75,7 +75,7 @@ fn a_response_that_is_not_plain_is_written_as_hyper_does() {
     let end = "date: Thu, 01 Jan 1970 00:00:00 GMT\r\nconnection: close\r\n\r\n";
     for (text, lines) in [
         ("HTTP/1.0 200 Fine\r\nx: y\r\n\r\n", "200 Fine\r\nx: y\r\ntransfer-encoding: chunked\r\n"),
-        ("HTTP/1.1 204 No Content\r\n\r\n", "204 No Content\r\n"),
+        ("HTTP/1.1 204 No Content\r\ntrailer: x\r\n\r\n", "204 No Content\r\n"),
         ("HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", "304 Not Modified\r\n"),
         ("HTTP/1.1 200 OK\r\ncontent-length: 5, 5\r\n\r\n", "200 OK\r\ncontent-length: 5\r\n"),
         (

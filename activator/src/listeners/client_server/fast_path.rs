@@ -7,8 +7,9 @@
 use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::BytesMut;
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::{io::AsyncWriteExt as _, time::Instant};
+use tokio_util::sync::WaitForCancellationFuture;
 
 use self::{connection_timer::ConnectionTimer, exchange::ExchangeEnd, response::CachedDate};
 use super::ClientConnectionServer;
@@ -20,7 +21,7 @@ use crate::{
     },
     entrypoint::{Entrypoint, TrafficOrigin},
     requests::{
-        fast_route::{FastChoice, FastRoute},
+        fast_route::FastRoute,
         forwarder::{CancelledRequestGuard, RequestForwarder},
     },
 };
@@ -46,12 +47,11 @@ pub(super) struct FastPathConnection<'a> {
     /// Bytes of an incomplete head that are charged to the connection.
     charged_head_bytes: usize,
     /// Route of the last request.
-    route: Option<FastRoute>,
+    route: Option<Arc<FastRoute>>,
     timer: ConnectionTimer,
-    /// Signals by which the connection takes no further request. Each wakes the set, which alone is polled: to poll the
-    /// signals themselves would take locks that all connections share.
-    stop_signals: FuturesUnordered<BoxFuture<'a, ()>>,
-    is_stopping: bool,
+    /// Set of the one future that resolves once the connection has to take no further request. The set polls it only
+    /// once it is woken, since to poll the future itself takes locks that all connections share.
+    stop_signal: FuturesUnordered<WaitForCancellationFuture<'a>>,
     date: CachedDate,
 }
 
@@ -92,7 +92,7 @@ struct PreparedRequest {
     head_length: usize,
     body_length: usize,
     is_safe: bool,
-    choice: FastChoice,
+    route: Arc<FastRoute>,
 }
 
 impl<'a> FastPathConnection<'a> {
@@ -105,9 +105,8 @@ impl<'a> FastPathConnection<'a> {
     ) -> Self {
         let (forwarder, head_timeout) =
             (&*server.forwarder, server.connections.budget.head_timeout);
-        let stop_signals = FuturesUnordered::new();
-        stop_signals.push(client_connection.wait_refused().boxed());
-        stop_signals.push(forwarder.close_when_idle.cancelled().boxed());
+        let stop_signal = FuturesUnordered::new();
+        stop_signal.push(forwarder.close_when_idle.cancelled());
         Self {
             forwarder,
             client_connection,
@@ -119,8 +118,7 @@ impl<'a> FastPathConnection<'a> {
             charged_head_bytes: 0,
             route: None,
             timer: ConnectionTimer::new(Instant::now() + head_timeout),
-            stop_signals,
-            is_stopping: false,
+            stop_signal,
             date: CachedDate::default(),
         }
     }
@@ -180,29 +178,26 @@ impl<'a> FastPathConnection<'a> {
             RequestStart::Incomplete | RequestStart::Unusual => return Err(PathEnd::Handover),
             RequestStart::Plain(request) => request,
         };
-        // While clients hold too many bytes, the general path decides which requests are refused.
-        if self.client_connection.connections().is_over_budget() {
+        // The general path decides which requests are refused, and closes a refused connection.
+        let connection = self.client_connection;
+        if connection.is_refused() || connection.connections().is_over_budget() {
             return Err(PathEnd::Handover);
         }
         let generation = self.forwarder.routes.generation();
         if self.route.as_ref().is_none_or(|it| !it.is_valid(generation, request.host)) {
-            let connection = self.client_connection;
-            self.route = self.forwarder.find_fast_route(
-                request.host,
-                self.entrypoint,
-                self.client,
-                connection,
-            );
+            let (entrypoint, client) = (self.entrypoint, self.client);
+            let found =
+                self.forwarder.find_fast_route(request.host, entrypoint, client, connection);
+            self.route = found.map(Arc::new);
         }
-        let route = self.route.as_ref().ok_or(PathEnd::Handover)?;
-        let choice = route.choose().ok_or(PathEnd::Handover)?;
+        let route = self.route.clone().ok_or(PathEnd::Handover)?;
         let own_fields = self.own_client_fields(&request)?;
         let client_fields = own_fields.as_deref().unwrap_or(&route.client_fields);
         let (head_length, body_length) = (request.head_length, request.body_length);
         let is_safe = request.is_safe;
         self.buffers.request.clear();
         request.write_for_pod(client_fields, random_u64, &mut self.buffers.request);
-        Ok(Some(PreparedRequest { head_length, body_length, is_safe, choice }))
+        Ok(Some(PreparedRequest { head_length, body_length, is_safe, route }))
     }
 
     /// Fields that describe the client to the pod, if they are of this request alone: proxies inside the cluster have
@@ -223,7 +218,7 @@ impl<'a> FastPathConnection<'a> {
 
     /// Waits for more bytes of a request.
     async fn read_more(&mut self, deadline: Instant) -> Result<(), PathEnd> {
-        let Self { socket, buffers, timer, stop_signals, is_stopping, .. } = self;
+        let Self { socket, buffers, timer, stop_signal, .. } = self;
         let read = poll_fn(|cx| {
             let read = socket.poll_read_past_hyper(cx, &mut buffers.inbound, MAX_REQUEST_BYTES);
             let is_empty = buffers.inbound.is_empty();
@@ -238,8 +233,7 @@ impl<'a> FastPathConnection<'a> {
             if is_empty {
                 *buffers = FastPathBuffers::default();
             }
-            *is_stopping |= matches!(stop_signals.poll_next_unpin(cx), Poll::Ready(Some(())));
-            if *is_stopping {
+            if stop_signal.poll_next_unpin(cx).is_ready() {
                 let end = if is_empty { PathEnd::Close } else { PathEnd::Handover };
                 return Poll::Ready(Err(end));
             }
@@ -268,8 +262,7 @@ impl<'a> FastPathConnection<'a> {
 
     /// Returns true if the connection has to take no further request.
     fn is_stopping(&mut self) -> bool {
-        self.is_stopping |= matches!(self.stop_signals.next().now_or_never(), Some(Some(())));
-        self.is_stopping
+        self.stop_signal.next().now_or_never().is_some()
     }
 
     /// Changes the bytes of an incomplete head that are charged to the connection.

@@ -22,7 +22,7 @@ use crate::{
     },
     request_error::ProxyRequestError,
     requests::{
-        fast_route::FastChoice,
+        fast_route::FastRoute,
         forwarder::{MAX_CLOSED_CONNECTION_RETRIES, RequestForwarder},
         request_timer::first_deadline,
     },
@@ -78,7 +78,7 @@ impl FastPathConnection<'_> {
     ) -> Result<PodExchange, ExchangeEnd> {
         let mut closed_connections = 0;
         loop {
-            let connected = connect(self.forwarder, &request.choice).await;
+            let connected = connect(self.forwarder, &request.route).await;
             let (permit, mut pod) = connected.ok_or(ExchangeEnd::Handover)?;
             let broken = match self.exchange(&mut pod, request, started).await? {
                 Ok(head) => {
@@ -113,7 +113,7 @@ impl FastPathConnection<'_> {
         let exchange = receive_head(pod, sent, socket, &mut buffers.response);
         let client_gone = socket.wait_client_gone_past_hyper();
         tokio::pin!(exchange, client_gone);
-        let deadline = first_deadline(request.choice.timeouts, started);
+        let deadline = first_deadline(request.route.timeouts, started);
         let end = poll_fn(|cx| {
             // A response that arrives together with the timeout, or with the end of the client's bytes, is in time.
             if let Poll::Ready(received) = exchange.as_mut().poll(cx) {
@@ -131,9 +131,9 @@ impl FastPathConnection<'_> {
 /// Returns a connection to a pod that has capacity now. `None`: the request has to wait, or the dial has failed.
 async fn connect(
     forwarder: &RequestForwarder,
-    choice: &FastChoice,
+    route: &FastRoute,
 ) -> Option<(PodPermit, Box<Http1PodConnection>)> {
-    let permit = choice.revision.try_permit(choice.service_port())?;
+    let permit = route.revision.try_permit(route.service.service_port)?;
     if permit.pod.protocol() != AppProtocol::Http1 {
         return None;
     }
@@ -145,7 +145,7 @@ async fn connect(
             match dialled {
                 Ok(connection) => connection,
                 Err(_failed) => {
-                    choice.revision.on_dial_failed(permit);
+                    route.revision.on_dial_failed(permit);
                     forwarder.metrics.retries.inc();
                     return None;
                 }

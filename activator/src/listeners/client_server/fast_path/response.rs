@@ -87,16 +87,16 @@ impl FastPathConnection<'_> {
         self.buffers.inbound.advance(request.head_length + request.body_length);
         self.forwarder.metrics.count_response(head.status);
         self.forwarder.metrics.fast_path_requests.inc();
-        let choice = &request.choice;
+        let route = &request.route;
         let (entrypoint, client) = (self.entrypoint, self.client);
         let reconnects =
-            self.forwarder.must_reconnect(entrypoint, client, &choice.service, &choice.revision);
+            self.forwarder.must_reconnect(entrypoint, client, &route.service, &route.revision);
         let is_last = self.is_stopping() || reconnects;
         self.finish_head(head.has_date, is_last);
         let sent = match whole_length(&head.framing, pod.received().len()) {
             Some(length) => self.send_whole(permit, pod, length, head.is_reusable).await,
             None => {
-                let timer = RequestTimer::started_at(choice.timeouts, started);
+                let timer = RequestTimer::started_at(route.timeouts, started);
                 let body = stream_body(permit, *pod, head, timer);
                 let max_buffered = body.max_buffered();
                 let watched = ClientWatchedBody::new(body, self.socket.clone());
