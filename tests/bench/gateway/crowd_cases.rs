@@ -11,7 +11,7 @@ use crate::{
     figures::Figure,
     fixture::{GatewayFixture, GatewayProcess},
     open_loop::OpenLoop,
-    played_controller::{ready_pod, revision_name},
+    played_controller::{ready_pod, revision_name, starting_pod},
     pods::CountingPod,
     process::pause,
 };
@@ -79,19 +79,24 @@ fn memory_figures(proxy: &GatewayProcess, empty: f64) -> Result<Vec<Figure>> {
     Ok(vec![("kib", each)])
 }
 
-/// Makes pods ready one after the other, and waits for the responses to all waiting requests.
+/// Makes pods ready one after the other, and waits for the responses to all waiting requests. As from a real controller,
+/// the RouteTable lists the pods while they start.
 async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figure>> {
     let mut responses = crowd.receive_each();
     let controller = proxy.activator_controller()?;
     let pods: Vec<CountingPod> =
         (0..PODS).map(|_| CountingPod::start("hello")).collect::<Result<_>>()?;
+    let (revision, uid) = (revision_name("asleep"), |number: usize| format!("asleep-{number}"));
+    let starting = pods.iter().enumerate();
+    let starting = starting.map(|(at, pod)| starting_pod(&uid(at), &revision, pod.address));
+    controller.set(starting);
+    controller.wait_in_force().await?;
     sleep(EARLY_TIME).await;
     let too_early = responses.try_join_next();
     ensure!(too_early.is_none(), "a request did not wait: {too_early:?}");
     let begin = Instant::now();
     for (number, pod) in pods.iter().enumerate() {
-        let uid = format!("asleep-{number}");
-        controller.set([ready_pod(&uid, &revision_name("asleep"), pod.address)]);
+        controller.set([ready_pod(&uid(number), &revision, pod.address)]);
         if number + 1 < PODS {
             sleep(POD_INTERVAL).await;
         }
