@@ -7,6 +7,7 @@ use tokio::time::sleep;
 
 use crate::{
     cases::{ASLEEP_HOST, AWAKE_HOST, GatewaySubject},
+    cores::BenchCores,
     crowd::{CROWD_SIZE, ClientCrowd, within},
     figures::Figure,
     fixture::{GatewayFixture, GatewayProcess},
@@ -53,7 +54,7 @@ pub(crate) fn measure_crowd(
     if subject.is_activator() {
         fixture.runtime.block_on(crowd.send_each(ASLEEP_HOST))?;
         figures.waiting = memory_figures(&proxy, empty)?;
-        figures.release = fixture.runtime.block_on(release(&proxy, crowd))?;
+        figures.release = fixture.runtime.block_on(release(&proxy, fixture.cores, crowd))?;
     }
     Ok(())
 }
@@ -81,7 +82,11 @@ fn memory_figures(proxy: &GatewayProcess, empty: f64) -> Result<Vec<Figure>> {
 
 /// Makes pods ready one after the other, and waits for the responses to all waiting requests. As from a real controller,
 /// the RouteTable lists the pods while they start.
-async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figure>> {
+async fn release(
+    proxy: &GatewayProcess,
+    cores: BenchCores,
+    crowd: ClientCrowd,
+) -> Result<Vec<Figure>> {
     let mut responses = crowd.receive_each();
     let controller = proxy.activator_controller()?;
     let pods: Vec<CountingPod> =
@@ -94,7 +99,7 @@ async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figur
     sleep(EARLY_TIME).await;
     let too_early = responses.try_join_next();
     ensure!(too_early.is_none(), "a request did not wait: {too_early:?}");
-    let begin = Instant::now();
+    let (before, begin) = (cores.times()?, Instant::now());
     for (number, pod) in pods.iter().enumerate() {
         controller.set([ready_pod(&uid(number), &revision, pod.address)]);
         if number + 1 < PODS {
@@ -109,6 +114,7 @@ async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figur
         anyhow::Ok(())
     };
     within(RELEASE_TIMEOUT, all).await??;
+    let (used, elapsed_s) = (cores.times()?.since(before), begin.elapsed().as_secs_f64());
     let counts: Vec<usize> = pods.iter().map(CountingPod::request_count).collect();
     let sum: usize = counts.iter().sum();
     ensure!(sum == CROWD_SIZE, "the pods had {sum} requests, not {CROWD_SIZE}");
@@ -117,5 +123,7 @@ async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figur
     Ok(vec![
         ("ms", last.duration_since(begin).as_secs_f64() * 1e3),
         ("most_share", most as f64 / even_share),
+        ("client_core_percent", used.client_s / elapsed_s * 100.0),
+        ("proxy_core_percent", used.proxy_s / elapsed_s * 100.0),
     ])
 }
