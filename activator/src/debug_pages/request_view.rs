@@ -482,6 +482,9 @@ impl TargetSnapshot {
             (_, 0, paused) => {
                 format!("dials of {paused} ready pods have failed, and are repeated in a moment")
             }
+            (_, open, _) if self.revision.limit() == 0 => format!(
+                "many requests wait, and are divided among {open} ready pods and those that start"
+            ),
             (_, open, _) => format!(
                 "this activator has no free slot at {open} ready pods: they have as many requests \
                  as containerConcurrency allows, or another activator has the slots"

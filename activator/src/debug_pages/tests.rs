@@ -164,6 +164,29 @@ fn a_request_that_finds_all_slots_in_use_waits_or_is_refused() {
     assert!(target().pod.is_some());
 }
 
+#[tokio::test]
+async fn a_request_that_comes_while_a_crowd_is_released_waits_behind_it() {
+    let mut table = one_service();
+    add_pod(&mut table, 1, RoutingPhase::Starting, |_| {});
+    add_pod(&mut table, 2, RoutingPhase::Starting, |_| {});
+    let source = source(&table);
+    let revision = source.forwarder.routes.revision(&revision_name(0)).unwrap();
+    let mut crowd: Vec<_> = (0..100).map(|_| revision.queue_entry(None, 0)).collect();
+    let mut waiting: Vec<_> = crowd.iter_mut().map(|it| Box::pin(it.acquire_permit())).collect();
+    assert!(waiting.iter_mut().all(|it| it.as_mut().now_or_never().is_none()));
+    let mut next = table.clone();
+    add_pod(&mut next, 1, RoutingPhase::Ready, |_| {});
+    let changes = table.changes_to(&next).into_iter();
+    let changes = changes.filter_map(|change| Some((change.key()?, change))).collect();
+    source.forwarder.apply(RouteBatch { changes, ..RouteBatch::default() });
+    let facts = trace(&source, &TracedRequest::new("s0.example", "/"));
+    let target = &facts.targets[0];
+    assert_eq!((target.status, &target.pod, target.revision.waiting), (None, &None, 36));
+    let reason =
+        "waits: many requests wait, and are divided among 1 ready pods and those that start";
+    assert_eq!(target.reason, reason);
+}
+
 #[test]
 fn a_request_is_refused_while_few_others_hold_all_bytes_of_the_queue() {
     let source = source(&one_service());

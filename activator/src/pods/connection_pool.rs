@@ -5,12 +5,19 @@
 //! dial counts as under way until that response, or until a moment after it is connected. Afterwards it counts only
 //! until it is connected.
 //!
+//! While connections come back to requests that wait, fewer are dialled: one that comes back costs nothing. The bound
+//! on dials falls by one with each, down to a sixteenth. It doubles again with each dial in whose time none has come
+//! back. So slow requests still get a connection each.
+//!
 //! A connection that carries several requests at once stays in the pool while requests use it. It serves all waiting
 //! requests for as long as it can carry more. One for raw TCP is never kept: it serves one client.
 //!
 //! `C` is a connection or one use of it. `W` is the waiter that gets one. The pool only keeps and returns them.
 
 use std::collections::VecDeque;
+
+/// Part of the maximum of dials that is always allowed.
+const MIN_DIALS_DIVISOR: u32 = 16;
 
 /// Use of a pooled connection for one more request.
 #[derive(Debug)]
@@ -43,6 +50,10 @@ pub struct PodConnectionPool<C, W> {
     recently_connected: u32,
     /// Maximum number of dials under way.
     max_dials: u32,
+    /// Bound on them for the requests that wait now. It is lower while connections come back to them.
+    dial_bound: u32,
+    /// Dials in progress that began before a connection last came back to a waiter.
+    dials_before_return: u32,
     /// True once the pod has sent a response.
     has_responded: bool,
     /// True while the pod is ready or early-ready, also while it is paused. Otherwise no connection is kept idle.
@@ -87,6 +98,8 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
             dials_in_progress: 0,
             recently_connected: 0,
             max_dials,
+            dial_bound: max_dials,
+            dials_before_return: 0,
             has_responded: false,
             is_ready: true,
             is_standby: false,
@@ -110,6 +123,9 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     /// Queues a request that found no usable connection. Returns the number of dials to start.
     #[must_use]
     pub fn add_waiter(&mut self, waiter: W) -> u32 {
+        if self.waiters.is_empty() {
+            (self.dial_bound, self.dials_before_return) = (self.max_dials, 0);
+        }
         self.waiters.push_back(waiter);
         self.allocate_dials()
     }
@@ -126,7 +142,11 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     pub fn on_connected(&mut self, connection: C) -> PoolAction<C, W> {
         self.dials_in_progress = self.dials_in_progress.saturating_sub(1);
         self.recently_connected += u32::from(!self.has_responded);
-        self.on_idle_connection(connection)
+        match self.dials_before_return {
+            0 => self.dial_bound = self.dial_bound.saturating_mul(2).min(self.max_dials),
+            before => self.dials_before_return = before - 1,
+        }
+        self.assign(connection)
     }
 
     /// Registers that a moment has passed since [`on_connected`](Self::on_connected), before the first response.
@@ -171,6 +191,17 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
 
     /// Registers a connection that is free for the next request. Returns the next actions.
     pub fn on_idle_connection(&mut self, connection: C) -> PoolAction<C, W> {
+        // Before the first response only connections come back whose requests are gone.
+        if self.has_responded && !self.waiters.is_empty() {
+            let fewest = (self.max_dials / MIN_DIALS_DIVISOR).max(1);
+            self.dial_bound = self.dial_bound.saturating_sub(1).max(fewest);
+            self.dials_before_return = self.dials_in_progress;
+        }
+        self.assign(connection)
+    }
+
+    /// Gives a free connection to the first waiter, or keeps it. Returns the next actions.
+    fn assign(&mut self, connection: C) -> PoolAction<C, W> {
         let handoff = match self.waiters.pop_front() {
             Some(waiter) => Some((waiter, self.reserve_for_waiter(connection))),
             None => {
@@ -257,7 +288,7 @@ impl<C: PoolableConnection, W> PodConnectionPool<C, W> {
     fn allocate_dials(&mut self) -> u32 {
         // No more dials than waiters, and no more under way than the pod's accept queue holds.
         let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
-        let more = waiting.min(self.max_dials).saturating_sub(self.dials_under_way());
+        let more = waiting.min(self.dial_bound).saturating_sub(self.dials_under_way());
         self.dials_in_progress += more;
         more
     }
@@ -349,6 +380,54 @@ mod tests {
         assert_eq!(pool.on_connected(8), PoolAction { handoff: None, dials: 0 });
         assert_eq!(pool.take_usable(), Some(8));
         assert_eq!(pool.take_usable(), None);
+    }
+
+    /// Serves `count` requests that wait at once, at a pod that has responded before. In each round all dials under way
+    /// are connected. If the requests are fast, those of the last round have ended. Returns the number of dials.
+    fn dials_for(count: u32, is_fast: bool) -> u32 {
+        let mut pool = PodConnectionPool::<u32, u32>::new(128);
+        assert_eq!(pool.on_first_response(), 0);
+        let mut dials: u32 = (0..count).map(|name| pool.add_waiter(name)).sum();
+        let (mut under_way, mut served, mut in_use) = (dials, 0, 0);
+        while served < count {
+            assert!(under_way > 0, "a dial is under way while a request waits");
+            let returns = if is_fast { in_use } else { 0 };
+            let events = returns + under_way;
+            (under_way, in_use) = (0, 0);
+            for event in 0..events {
+                let next = match event < returns {
+                    true => pool.on_idle_connection(0),
+                    false => pool.on_connected(0),
+                };
+                in_use += u32::from(next.handoff.is_some());
+                under_way += next.dials;
+            }
+            served += in_use;
+            dials += under_way;
+        }
+        dials
+    }
+
+    #[test]
+    fn requests_that_end_quickly_pass_their_connections_on_and_few_are_dialled() {
+        assert_eq!(dials_for(10_000, false), 10_000, "slow requests: each needs a connection");
+        let fast = dials_for(10_000, true);
+        // With a constant bound on dials, they would be more than 1,000.
+        assert!((64..600).contains(&fast), "{fast} dials");
+        assert_eq!(dials_for(64, true), 64, "a short queue is dialled at once");
+    }
+
+    #[test]
+    fn as_much_is_dialled_as_before_once_no_connection_comes_back_any_more() {
+        let mut pool = PodConnectionPool::<u32, u32>::new(128);
+        assert_eq!(pool.on_first_response(), 0);
+        assert_eq!((0..1_000).map(|name| pool.add_waiter(name)).sum::<u32>(), 64);
+        assert_eq!((0..100).map(|_| pool.on_idle_connection(0).dials).sum::<u32>(), 0);
+        let mut connect_all =
+            |dials: u32| -> u32 { (0..dials).map(|_| pool.on_connected(0).dials).sum() };
+        // The dials that were under way while connections came back show nothing.
+        let few = connect_all(64);
+        assert_eq!((few, connect_all(few)), (4, 64));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::{
         revision_snapshot::{RevisionSnapshot, SnapshotPod},
         route_settings::{ActivatorTopology, PodTable, RevisionRouteSettings},
         usage_reporter::{QueueUsageReporter, QueueUsageSource},
-        wait_queue::{DispatchedRequest, PauseNumber},
+        wait_queue::{CROWD_RELEASE_TIME, CrowdReleaseNumber, DispatchedRequest, PauseNumber},
     },
     slots::{peer_view::ActivatorName, peers::Peers, revision_slots::RevisionSlots},
 };
@@ -40,7 +40,7 @@ mod queue_entry;
 mod state;
 
 pub use queue_entry::{QueueEntry, WaitCause};
-use state::{ActiveRevisionState, LockedRevisionState};
+use state::{ActiveRevisionState, LockedRevisionState, starting_pods};
 
 /// Time for which requests avoid a pod that left a dial unanswered: the same as for connects that the eBPF programs
 /// route.
@@ -188,7 +188,8 @@ impl ActivatorRevision {
         });
         snapshot.pods = pods.collect();
         snapshot.next = queue.preview(service_port, random);
-        snapshot.has_room = queue.has_room(service_port, REQUEST_OVERHEAD_BYTES);
+        snapshot.has_room = queue.is_releasing(service_port)
+            || queue.has_room(service_port, REQUEST_OVERHEAD_BYTES);
         snapshot
     }
 
@@ -225,6 +226,7 @@ impl ActivatorRevision {
         // The queue dispatches first, then the slots: with a hard limit `on_routes` leaves no free slots, and
         // `reconcile_slots` assigns them.
         let mut dispatched = active.wait_queue.on_routes(ready, limit, random_u64);
+        let release = active.wait_queue.take_new_release();
         state.on_dispatched(&dispatched);
         dispatched.extend(self.reconcile_slots(&mut state));
         let permits = self.grant_permits(&state, dispatched);
@@ -233,9 +235,22 @@ impl ActivatorRevision {
         drop(state);
         let dispatched_count = permits.len();
         send_permits(permits);
-        if waiting > 0 {
-            info!(revision = %self.name, ready = count, limit, waiting, released = dispatched_count, "pods changed");
+        if let Some(number) = release {
+            tokio::spawn(Arc::clone(self).end_release_later(number));
         }
+        if waiting > 0 {
+            let starting = starting_pods(pods, limit);
+            info!(revision = %self.name, ready = count, starting, limit, waiting, released = dispatched_count, "pods changed");
+        }
+    }
+
+    /// Waits for pods that start, then gives the rest of a crowd to the pods that are open.
+    async fn end_release_later(self: Arc<Self>, number: CrowdReleaseNumber) {
+        tokio::time::sleep(CROWD_RELEASE_TIME).await;
+        self.update_and_dispatch(|state| {
+            let Some(active) = state.active.as_mut() else { return Vec::new() };
+            active.wait_queue.end_release(number, random_u64)
+        });
     }
 
     /// Fails all waiting requests, because the RouteTable has not contained the Revision for some time.

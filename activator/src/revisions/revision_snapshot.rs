@@ -153,6 +153,7 @@ mod tests {
         PodTableEntry {
             address: Some(SocketAddr::from(([10, 0, 0, last], 8080))),
             is_ready,
+            is_starting: !is_ready,
             is_early_ready: false,
             standby: None,
             name: format!("pod-{last}").into(),

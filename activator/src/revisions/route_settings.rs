@@ -76,6 +76,8 @@ pub struct PodTableEntry {
     pub address: Option<SocketAddr>,
     /// True if the RouteTable lists the pod as ready.
     pub is_ready: bool,
+    /// True if the RouteTable lists the pod as starting.
+    pub is_starting: bool,
     /// True if the agent of its node reports the pod as ready, while the RouteTable still lists it as starting.
     pub is_early_ready: bool,
     /// Standby order: the pod is frozen while nothing uses it; `None`: it runs.
@@ -196,6 +198,7 @@ mod tests {
         PodTableEntry {
             address: None,
             is_ready: true,
+            is_starting: false,
             is_early_ready: false,
             standby: None,
             name: "p".into(),

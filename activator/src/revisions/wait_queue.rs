@@ -4,6 +4,9 @@
 //! or when a slot is granted. The call that adds capacity also dispatches the first request of the queue. Therefore,
 //! whenever a call returns, either no request waits or no pod has capacity.
 //!
+//! Without a hard limit, the first open pod has capacity for all that waits. If that is a crowd and more pods start, a
+//! release bounds the capacity of each pod for a moment (`wait_queue/crowd_release.rs`).
+//!
 //! A pod of a scaled Service counts as one pod for each port of the Service, with requests and pauses of its own.
 //! Requests for a port go to the pods that have it, and wait for no other port. Each port has the bounds for itself: one
 //! that no pod serves may be full, and refuses no request for another one. Bounds over all Revisions limit the memory.
@@ -24,7 +27,8 @@
 //! | closed pod | pod that takes no requests, but still has some in flight |
 //! | withheld pod | paused or passed-over pod: it is not open, even if the RouteTable lists it as ready |
 //! | rank | place of a pod in the choice: pods that hints prefer come first, pods that are to stay frozen last |
-//! | capacity | without a hard limit: any open pod; with one: a free slot of [`RevisionSlots`] at an open pod |
+//! | crowd | requests that wait for a port when its first pod opens, if they are more than 64 |
+//! | capacity | without a hard limit: any open pod, within the bounds of a release; with one: a free slot of [`RevisionSlots`] at an open pod |
 //!
 //! [`RevisionSlots`]: crate::slots::revision_slots::RevisionSlots
 
@@ -39,6 +43,11 @@ use crate::{
     pods::endpoint_key::PodEndpointKey,
     revisions::balance::{PodLoad, PodRank, pick_pod, pick_ranked_pod},
 };
+
+mod crowd_release;
+
+use crowd_release::CrowdRelease;
+pub use crowd_release::{CROWD_RELEASE_TIME, CrowdReleaseNumber};
 
 /// Requests that may wait for each pod with a hard limit, in multiples of that limit. Knative's sidecar lets as many
 /// wait (`cmd/queue`, `pkg/queue/breaker.go`); this queue replaces the sidecar's.
@@ -114,6 +123,13 @@ pub struct WaitQueue<W> {
     /// Amounts that wait for each port; without an entry none does.
     waiting_by_port: BTreeMap<Option<NonZeroU16>, WaitingAmount>,
     last_arrival: u64,
+    /// Number of pods that start, for which a crowd waits a moment.
+    starting_pods: usize,
+    /// Release of the crowd that waits for each port. While there is one, a request waits for the port.
+    releases: BTreeMap<Option<NonZeroU16>, CrowdRelease>,
+    last_release: u64,
+    /// Release that has begun, and whose end the shell has not scheduled yet.
+    new_release: Option<CrowdReleaseNumber>,
 }
 
 #[derive(Debug)]
@@ -146,6 +162,10 @@ impl<W> WaitQueue<W> {
             waiting: BTreeMap::new(),
             waiting_by_port: BTreeMap::new(),
             last_arrival: 0,
+            starting_pods: 0,
+            releases: BTreeMap::new(),
+            last_release: 0,
+            new_release: None,
         }
     }
 
@@ -155,24 +175,40 @@ impl<W> WaitQueue<W> {
         QueuePlace { service_port, arrival: ArrivalNumber(self.last_arrival) }
     }
 
-    /// Chooses a pod for one request for a port and occupies its capacity. `None`: no pod has capacity, so the request
-    /// has to [`enqueue`](Self::enqueue).
+    /// Chooses a pod for one request for a port and occupies its capacity. `None`: no pod has capacity, or a crowd is
+    /// released, so the request has to [`enqueue`](Self::enqueue).
     pub fn admit(
         &mut self,
         service_port: Option<NonZeroU16>,
         random: u64,
     ) -> Option<PodEndpointKey> {
+        // The requests of the crowd have arrived before.
+        if self.is_releasing(service_port) {
+            return None;
+        }
+        self.occupy(service_port, random)
+    }
+
+    /// Chooses a pod for one request for a port, and occupies its capacity.
+    fn occupy(&mut self, service_port: Option<NonZeroU16>, random: u64) -> Option<PodEndpointKey> {
         let mut cursor = self.round_robin_cursor;
         let at = self.pick(service_port, &mut cursor, random)?;
         self.round_robin_cursor = cursor;
         let load = &mut self.open_pods[at];
         load.in_flight += 1;
         load.free_slots = load.free_slots.saturating_sub(1);
-        Some(load.key)
+        let key = load.key;
+        if let Some(release) = self.releases.get_mut(&service_port) {
+            release.record(key);
+        }
+        Some(key)
     }
 
     /// Returns the pod that [`admit`](Self::admit) would choose now, and changes nothing.
     pub fn preview(&self, service_port: Option<NonZeroU16>, random: u64) -> Option<PodEndpointKey> {
+        if self.is_releasing(service_port) {
+            return None;
+        }
         let mut cursor = self.round_robin_cursor;
         let at = self.pick(service_port, &mut cursor, random)?;
         Some(self.open_pods[at].key)
@@ -185,10 +221,15 @@ impl<W> WaitQueue<W> {
         cursor: &mut usize,
         random: u64,
     ) -> Option<usize> {
-        // Nearly all Revisions have no other ranks than the usual one, so that their requests need no second list.
-        let pick = if self.ranks.is_empty() { pick_pod } else { pick_ranked_pod };
         let range = self.open_range(service_port);
-        let at = pick(&self.open_pods[range.clone()], self.limit, cursor, random)?;
+        let pods = &self.open_pods[range.clone()];
+        let at = if let Some(release) = self.releases.get(&service_port) {
+            release.pick(pods)?
+        } else {
+            // Nearly all Revisions have no other ranks than the usual one, so that their requests need no second list.
+            let pick = if self.ranks.is_empty() { pick_pod } else { pick_ranked_pod };
+            pick(pods, self.limit, cursor, random)?
+        };
         Some(range.start + at)
     }
 
@@ -226,6 +267,7 @@ impl<W> WaitQueue<W> {
             amount.bytes -= removed.bytes;
             if amount.requests == 0 {
                 self.waiting_by_port.remove(&place.service_port);
+                self.releases.remove(&place.service_port);
             }
         }
         Some(removed.waiter)
@@ -234,6 +276,7 @@ impl<W> WaitQueue<W> {
     /// Empties the queue, because no pod will ever have capacity. Returns all waiters.
     pub fn drain_waiters(&mut self) -> Vec<W> {
         self.waiting_by_port.clear();
+        self.releases.clear();
         std::mem::take(&mut self.waiting).into_values().map(|it| it.waiter).collect()
     }
 
@@ -263,6 +306,7 @@ impl<W> WaitQueue<W> {
         }
         self.closed_pods.retain(|_, in_flight| *in_flight > 0);
         self.ready_pods = ready;
+        self.update_releases();
         self.dispatch_waiting(random)
     }
 
@@ -483,11 +527,13 @@ impl<W> WaitQueue<W> {
         // pods.
         let mut out = Vec::new();
         while let Some(place) = self.next_place() {
-            let pod = self.admit(place.service_port, random());
+            let pod = self.occupy(place.service_port, random());
             let pod = pod.expect("a pod for that port has capacity: `next_place` found one");
             let first = self.remove_waiter(place).expect("`next_place` returns one that waits");
             out.push((first, pod));
         }
+        // Without an open pod something still waits.
+        self.releases.retain(|_, release| !release.has_ended());
         out
     }
 
@@ -507,10 +553,13 @@ impl<W> WaitQueue<W> {
         std::iter::successors(self.waiting.keys().next().copied(), behind)
     }
 
-    /// Returns true if [`admit`](Self::admit) finds a pod for the port.
+    /// Returns true if a waiting request for the port can be dispatched.
     fn has_capacity(&self, service_port: Option<NonZeroU16>) -> bool {
-        let mut pods = self.open_pods[self.open_range(service_port)].iter();
-        pods.any(|load| self.limit == 0 || load.free_slots > 0)
+        let pods = &self.open_pods[self.open_range(service_port)];
+        if let Some(release) = self.releases.get(&service_port) {
+            return release.pick(pods).is_some();
+        }
+        pods.iter().any(|load| self.limit == 0 || load.free_slots > 0)
     }
 
     /// Range of the open pods that take requests for the port.

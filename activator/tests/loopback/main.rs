@@ -5,6 +5,7 @@ mod agent_reports;
 mod attacks;
 mod client_close;
 mod component_streams;
+mod crowds;
 mod debug_pages;
 mod failure_responses;
 mod fast_path;

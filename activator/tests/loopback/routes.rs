@@ -165,6 +165,7 @@ async fn a_request_that_waits_again_displaces_no_other() {
     let entry = PodTableEntry {
         address: Some(address()),
         is_ready: true,
+        is_starting: false,
         is_early_ready: false,
         standby: None,
         name: "p".into(),

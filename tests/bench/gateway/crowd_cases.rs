@@ -7,11 +7,12 @@ use tokio::time::sleep;
 
 use crate::{
     cases::{ASLEEP_HOST, AWAKE_HOST, GatewaySubject},
+    cores::BenchCores,
     crowd::{CROWD_SIZE, ClientCrowd, within},
     figures::Figure,
     fixture::{GatewayFixture, GatewayProcess},
     open_loop::OpenLoop,
-    played_controller::{ready_pod, revision_name},
+    played_controller::{ready_pod, revision_name, starting_pod},
     pods::CountingPod,
     process::pause,
 };
@@ -53,7 +54,7 @@ pub(crate) fn measure_crowd(
     if subject.is_activator() {
         fixture.runtime.block_on(crowd.send_each(ASLEEP_HOST))?;
         figures.waiting = memory_figures(&proxy, empty)?;
-        figures.release = fixture.runtime.block_on(release(&proxy, crowd))?;
+        figures.release = fixture.runtime.block_on(release(&proxy, fixture.cores, crowd))?;
     }
     Ok(())
 }
@@ -79,19 +80,28 @@ fn memory_figures(proxy: &GatewayProcess, empty: f64) -> Result<Vec<Figure>> {
     Ok(vec![("kib", each)])
 }
 
-/// Makes pods ready one after the other, and waits for the responses to all waiting requests.
-async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figure>> {
+/// Makes pods ready one after the other, and waits for the responses to all waiting requests. As from a real controller,
+/// the RouteTable lists the pods while they start.
+async fn release(
+    proxy: &GatewayProcess,
+    cores: BenchCores,
+    crowd: ClientCrowd,
+) -> Result<Vec<Figure>> {
     let mut responses = crowd.receive_each();
     let controller = proxy.activator_controller()?;
     let pods: Vec<CountingPod> =
         (0..PODS).map(|_| CountingPod::start("hello")).collect::<Result<_>>()?;
+    let (revision, uid) = (revision_name("asleep"), |number: usize| format!("asleep-{number}"));
+    let starting = pods.iter().enumerate();
+    let starting = starting.map(|(at, pod)| starting_pod(&uid(at), &revision, pod.address));
+    controller.set(starting);
+    controller.wait_in_force().await?;
     sleep(EARLY_TIME).await;
     let too_early = responses.try_join_next();
     ensure!(too_early.is_none(), "a request did not wait: {too_early:?}");
-    let begin = Instant::now();
+    let (before, begin) = (cores.times()?, Instant::now());
     for (number, pod) in pods.iter().enumerate() {
-        let uid = format!("asleep-{number}");
-        controller.set([ready_pod(&uid, &revision_name("asleep"), pod.address)]);
+        controller.set([ready_pod(&uid(number), &revision, pod.address)]);
         if number + 1 < PODS {
             sleep(POD_INTERVAL).await;
         }
@@ -104,6 +114,7 @@ async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figur
         anyhow::Ok(())
     };
     within(RELEASE_TIMEOUT, all).await??;
+    let (used, elapsed_s) = (cores.times()?.since(before), begin.elapsed().as_secs_f64());
     let counts: Vec<usize> = pods.iter().map(CountingPod::request_count).collect();
     let sum: usize = counts.iter().sum();
     ensure!(sum == CROWD_SIZE, "the pods had {sum} requests, not {CROWD_SIZE}");
@@ -112,5 +123,7 @@ async fn release(proxy: &GatewayProcess, crowd: ClientCrowd) -> Result<Vec<Figur
     Ok(vec![
         ("ms", last.duration_since(begin).as_secs_f64() * 1e3),
         ("most_share", most as f64 / even_share),
+        ("client_core_percent", used.client_s / elapsed_s * 100.0),
+        ("proxy_core_percent", used.proxy_s / elapsed_s * 100.0),
     ])
 }

@@ -225,6 +225,15 @@ pub(crate) fn ready_pod(uid: &str, revision: &NamespacedName, address: SocketAdd
     RouteChange::Pod(fixtures::pod_at(uid, revision, RoutingPhase::Ready, address).into())
 }
 
+/// Pod of a Revision that starts, and will be ready at an address.
+pub(crate) fn starting_pod(
+    uid: &str,
+    revision: &NamespacedName,
+    address: SocketAddr,
+) -> RouteChange {
+    RouteChange::Pod(fixtures::pod_at(uid, revision, RoutingPhase::Starting, address).into())
+}
+
 /// Changes that add a service with one host, and its Revision.
 fn service(name: &str, port: u16, host: &str, protocol: AppProtocol) -> Vec<RouteChange> {
     let revision = revision_name(name);

@@ -91,9 +91,14 @@ impl QueueEntry {
                 active.queue_entries += 1;
                 active.wait_queue.assign_place(service_port)
             });
+            let mut dispatched = active.wait_queue.make_room(service_port, self.bytes, random_u64);
             if let Some(key) = active.wait_queue.admit(service_port, random_u64()) {
                 let permit = self.revision.grant_permit(active, key);
                 state.on_dispatched_to(&permit.pod);
+                state.on_dispatched(&dispatched);
+                let permits = self.revision.grant_permits(&state, dispatched);
+                drop(state);
+                send_permits(permits);
                 return Ok(permit);
             }
             let (waiter, permit_rx) = oneshot::channel();
@@ -110,7 +115,7 @@ impl QueueEntry {
             let starts_waiting = count_wait(&mut self.waiting_since, &mut state, self.client);
             // The further waiting request may make this activator claim or grant slots, by which others can be
             // dispatched.
-            let dispatched = self.revision.reconcile_waiting(&mut state);
+            dispatched.extend(self.revision.reconcile_waiting(&mut state));
             let permits = self.revision.grant_permits(&state, dispatched);
             drop(state);
             if starts_waiting {

@@ -188,9 +188,15 @@ impl ActiveRevisionState {
         }
         before.close_connections();
         self.wait_queue.set_ranks(ranks);
+        self.wait_queue.set_starting_pods(starting_pods(table, limit));
         ready.sort_unstable();
         ready
     }
+}
+
+/// Number of pods that the table lists as starting, and that take no requests yet.
+pub(super) fn starting_pods(table: &PodTable, limit: u32) -> usize {
+    table.values().filter(|pod| pod.is_starting && !pod.takes_requests(limit)).count()
 }
 
 /// Endpoints before a change of the table, by uid, service port and address. Each keeps its connections if the table

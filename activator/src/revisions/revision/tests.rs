@@ -1,6 +1,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{num::NonZeroU16, pin::pin};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+    pin::pin,
+};
 
 use common::{
     service_routing::{NodeTopology, TopologyHints},
@@ -35,6 +39,17 @@ pub(crate) fn new_context(peers: Peers) -> RevisionContext {
 
 /// Returns a Revision in the table with one ready pod, which takes one request at a time.
 fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
+    let revision = revision_with_limit(context, 1);
+    let pods = PodTable::from([("uid".to_owned(), pod_entry(true))]);
+    revision.set_pods(&pods, &ActivatorTopology::default());
+    revision
+}
+
+/// Returns a Revision in the table without pods.
+fn revision_with_limit(
+    context: &Arc<RevisionContext>,
+    concurrency_limit: u32,
+) -> Arc<ActivatorRevision> {
     let name = NamespacedName::new("default", "hello-00001");
     let revision = Arc::new(ActivatorRevision::new(name, Arc::clone(context)));
     let timeouts = RequestTimeouts {
@@ -44,25 +59,77 @@ fn limited_revision(context: &Arc<RevisionContext>) -> Arc<ActivatorRevision> {
     };
     let owner_names = RevisionOwnerNames { service: "hello".into(), configuration: "hello".into() };
     revision.set_route_settings(Some(RevisionRouteSettings {
-        concurrency_limit: 1,
+        concurrency_limit,
         protocol: AppProtocol::Http1,
         timeouts,
         allowed_sources: None,
         owner_names,
     }));
-    let pod = PodTableEntry {
+    revision
+}
+
+/// Returns a pod that is ready or starts.
+fn pod_entry(is_ready: bool) -> PodTableEntry {
+    PodTableEntry {
         // The discard port: permits are given without a dial.
         address: Some(([127, 0, 0, 1], 9).into()),
-        is_ready: true,
+        is_ready,
+        is_starting: !is_ready,
         is_early_ready: false,
         standby: None,
         name: "pod".into(),
         place: NodeTopology::default(),
         hints: TopologyHints::default(),
         ports: Box::default(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crowd_waits_a_moment_for_pods_that_start_and_no_longer() {
+    let context = Arc::new(new_context(Peers::new("a", NonZeroU16::new(9000), Vec::new())));
+    let revision = revision_with_limit(&context, 0);
+    let mut entries: Vec<_> = (0..200).map(|_| revision.queue_entry(None, 0)).collect();
+    let mut permits: Vec<_> = entries.iter_mut().map(|it| Box::pin(it.acquire_permit())).collect();
+    assert!(permits.iter_mut().all(|it| it.as_mut().now_or_never().is_none()), "there is no pod");
+    let pods = |ready: [bool; 2]| {
+        PodTable::from([
+            ("first".to_owned(), pod_entry(ready[0])),
+            ("second".to_owned(), pod_entry(ready[1])),
+        ])
     };
-    revision.set_pods(&PodTable::from([("uid".to_owned(), pod)]), &ActivatorTopology::default());
-    revision
+    revision.set_pods(&pods([true, false]), &ActivatorTopology::default());
+    assert_eq!((revision.waiting_count(), revision.queue_metrics().at_pods), (100, 100));
+    assert!(revision.try_permit(None).is_none(), "no request overtakes the crowd");
+    // Nothing else happens, so that the paused clock advances to the end of the release.
+    let held = futures::future::join_all(permits).await;
+    let pods: BTreeSet<_> = held.into_iter().map(|it| it.unwrap().pod.uid.clone()).collect();
+    assert_eq!(pods, BTreeSet::from(["first".into()]), "the second pod has not come");
+    assert!(revision.try_permit(None).is_some());
+}
+
+#[tokio::test]
+async fn a_crowd_is_spread_over_pods_that_become_ready_one_after_the_other() {
+    let context = Arc::new(new_context(Peers::new("a", NonZeroU16::new(9000), Vec::new())));
+    let revision = revision_with_limit(&context, 0);
+    let mut entries: Vec<_> = (0..800).map(|_| revision.queue_entry(None, 0)).collect();
+    let mut permits: Vec<_> = entries.iter_mut().map(|it| Box::pin(it.acquire_permit())).collect();
+    assert!(permits.iter_mut().all(|it| it.as_mut().now_or_never().is_none()), "there is no pod");
+    for ready in 1..=8 {
+        let pod = |number: u16| {
+            let address = Some(([127, 0, 0, 1], number).into());
+            (number.to_string(), PodTableEntry { address, ..pod_entry(number <= ready) })
+        };
+        let pods: PodTable = (1..=8).map(pod).collect();
+        revision.set_pods(&pods, &ActivatorTopology::default());
+        let shares = u64::from(ready) * 100;
+        assert_eq!(revision.queue_metrics().at_pods, shares, "{ready} pods are ready");
+    }
+    let mut counts = BTreeMap::<_, u32>::new();
+    for permit in &mut permits {
+        let permit = permit.as_mut().now_or_never().expect("all have a pod").unwrap();
+        *counts.entry(permit.pod.uid.clone()).or_default() += 1;
+    }
+    assert_eq!(counts.into_values().collect::<Vec<_>>(), [100; 8]);
 }
 
 #[tokio::test]

@@ -136,6 +136,7 @@ fn plain_service(backend: &PlainBackend, context: &Arc<RevisionContext>) -> Rout
     let pod = PodTableEntry {
         address: Some(backend.address),
         is_ready: true,
+        is_starting: false,
         is_early_ready: false,
         standby: None,
         name: backend.name.name.clone(),

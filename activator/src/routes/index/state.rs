@@ -373,6 +373,7 @@ impl RouteIndexState {
         let pod = PodTableEntry {
             address: entry.address,
             is_ready: entry.phase == RoutingPhase::Ready,
+            is_starting: entry.phase == RoutingPhase::Starting,
             is_early_ready,
             standby: entry.standby,
             name: entry.name.into(),

@@ -78,6 +78,9 @@ fn case_figures_rows(case: &str, figures: &CaseFigures) -> Vec<BenchRow> {
         "release_10k" => vec![
             own("ms", "ms", BenchGoal::AtMost(250.0)),
             named("_most", "most_share", "× even share", BenchGoal::P99AtMost(2.0)),
+            // Clients and pods share a core: these rows show if that is the limit.
+            named("_client_core", "client_core_percent", "percent", none),
+            named("_proxy_core", "proxy_core_percent", "percent", none),
         ],
         "route_update_10k" => vec![
             own("visible_ms", "ms", BenchGoal::AtMost(5.0)),
