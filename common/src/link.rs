@@ -38,8 +38,10 @@ use crate::{
 };
 
 pub(crate) mod dial;
+mod known_items;
 mod resolver;
 mod route_batches;
+mod route_codec;
 mod route_watch;
 mod serve;
 mod slot_stream;

@@ -29,7 +29,7 @@ fn snapshot(changes: Vec<RouteChange>) -> RouteBatch {
 /// Batch with changes of the table.
 fn update(changes: Vec<RouteChange>) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
-    RouteBatch { version: 1, is_snapshot: false, changes: changes.collect() }
+    RouteBatch { version: 1, changes: changes.collect(), ..RouteBatch::default() }
 }
 
 fn address() -> SocketAddr {

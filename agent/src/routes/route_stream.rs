@@ -87,7 +87,8 @@ mod tests {
     }
 
     fn batch(version: u64, changes: &[(RouteKey, RouteChange)]) -> RouteBatch {
-        RouteBatch { version, is_snapshot: false, changes: changes.iter().cloned().collect() }
+        let changes = changes.iter().cloned().collect();
+        RouteBatch { version, changes, ..RouteBatch::default() }
     }
 
     #[tokio::test]
