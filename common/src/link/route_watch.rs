@@ -22,6 +22,13 @@ use crate::{
 
 /// Timeout of a route stream that has not sent its first `Synced`, counted from its latest item.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Cost of the work after which the receiver lets other tasks run. A small item that is known costs 1, and takes less than
+/// a microsecond.
+const MAX_SLICE_COST: usize = 512;
+/// Cost of an item that is decoded, as a multiple of that of a known one.
+const DECODING_COST: usize = 4;
+/// Number of bytes that cost as much as an item without any.
+const BYTES_PER_COST: usize = 1_024;
 
 impl ComponentLink {
     /// Follows the RouteTable. `each` gets the whole table and the keys that one batch changed.
@@ -155,6 +162,7 @@ pub(super) async fn receive_batches(
     mut each: impl FnMut(RouteBatch),
 ) -> Result<(), LinkError> {
     let broke = |status| stream_error(endpoint, status);
+    let mut slice = WorkSlice::default();
     loop {
         // Only the first table has a timeout: later silence means no change, and keepalive pings find dead peers.
         let table_deadline =
@@ -173,13 +181,35 @@ pub(super) async fn receive_batches(
         };
         let Some(item) = item else { return Ok(()) };
         let effect = stream_state.apply_encoded(&item);
-        match effect.map_err(|error| broke(Status::internal(error.to_string())))? {
+        let effect = effect.map_err(|error| broke(Status::internal(error.to_string())))?;
+        let is_known = matches!(effect, ItemEffect::Known);
+        match effect {
             ItemEffect::Known | ItemEffect::Pending => {}
             ItemEffect::Ended(batch) => {
                 // Only the first whole table proves the replica: one that sends none must not count as established.
                 attempt.record_open();
                 each(batch);
             }
+        }
+        let cost = 1 + item.len() / BYTES_PER_COST;
+        slice.add(if is_known { cost } else { DECODING_COST * cost }).await;
+    }
+}
+
+/// Work of a task since it has let other tasks run.
+#[derive(Debug, Default)]
+struct WorkSlice {
+    cost: usize,
+}
+
+impl WorkSlice {
+    /// Adds work. Once there is enough of it, other tasks run, for example those that serve requests.
+    async fn add(&mut self, cost: usize) {
+        self.cost += cost;
+        if self.cost >= MAX_SLICE_COST {
+            self.cost = 0;
+            // Where all items are there already, the loop waits for nothing else.
+            tokio::task::yield_now().await;
         }
     }
 }

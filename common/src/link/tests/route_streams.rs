@@ -1,11 +1,16 @@
 //! Items of RouteTable streams: those that are decoded, and the batches that they make.
 
+use std::{future::poll_fn, pin::pin};
+
 use proptest::prelude::*;
-use prost::Message as _;
+use prost::{Message as _, bytes::Bytes};
 
 use super::*;
 use crate::{
-    link::route_batches::{ItemEffect, RouteStreamState},
+    link::{
+        route_batches::{ItemEffect, RouteStreamState},
+        route_watch::receive_batches,
+    },
     wire::RouteItem,
 };
 
@@ -149,6 +154,37 @@ fn an_item_that_is_repeated_within_a_batch_is_not_decoded_again() {
     streams.change(1, None);
     streams.send(RouteChange::Synced);
     assert_eq!(streams.newest.changes, BTreeMap::new());
+}
+
+/// Receives items that are there already. Returns how often other tasks could run meanwhile.
+async fn count_turns(receiver: &mut RouteStreamState, items: &[Bytes]) -> usize {
+    let (from, attempt) = (replica(), StreamAttempt::default());
+    receiver.begin_stream(&from);
+    let items = stream::iter(items.iter().cloned().map(Ok));
+    let mut receiving = pin!(receive_batches(&from, items, &attempt, receiver, drop));
+    let mut turns = 0;
+    let ended = poll_fn(|context| {
+        let polled = receiving.as_mut().poll(context);
+        turns += usize::from(polled.is_pending());
+        polled
+    });
+    ended.await.expect("the stream ends in order");
+    turns
+}
+
+#[tokio::test]
+async fn other_tasks_run_while_a_table_is_received() {
+    let states = (0..10_000).map(|number| {
+        RouteChange::Activator(fixtures::activator(&format!("a{number}"), Vec::new()))
+    });
+    let encoded = states.chain([RouteChange::Synced]).map(|change| {
+        Bytes::from(raw::RouteItem::from(RouteItem { version: 1, change }).encode_to_vec())
+    });
+    let (items, mut receiver) = (encoded.collect::<Vec<_>>(), RouteStreamState::default());
+    let first = count_turns(&mut receiver, &items).await;
+    let again = count_turns(&mut receiver, &items).await;
+    assert!(again >= 10, "{again} turns");
+    assert!(first > 2 * again, "to decode takes longer: {first} and {again} turns");
 }
 
 /// Step of a sender.
