@@ -54,7 +54,7 @@ pub struct RouteIndex {
     plain_context: Arc<RevisionContext>,
     /// False while no host has rules of the Gateway API, so that requests need no look-up for them.
     has_gateway_hosts: AtomicBool,
-    /// Number of batches that are in force.
+    /// Number of changes by which a host may have got another route.
     generation: AtomicU64,
     state: RwLock<RouteIndexState>,
     /// Held while the pods of a Revision are copied from the state and put in force. Table and reports change them in
@@ -172,7 +172,8 @@ impl RouteIndex {
         }
     }
 
-    /// Number of batches of the table so far. A route that was looked up since the last change of it is still right.
+    /// Number of changes so far by which a host may have got another route. A route that was looked up since the last one
+    /// is still right. Pods are no part of a route: its Revision has them.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -367,6 +368,7 @@ impl RouteIndex {
         let peers = self.revision_context.peers.view();
         let mut index = self.write();
         let mut changes = index.changes_with_removals(batch);
+        let routes_changed = changes.keys().any(may_change_routes);
         self.apply_gateway_hosts(&mut index, &mut changes);
         // Compared afterwards: a zone that gained or lost its only activator changes ranks of pods elsewhere.
         let zones_before = index.activator_zones();
@@ -418,7 +420,7 @@ impl RouteIndex {
         // order.
         activators_changed = activators_changed && self.update_peers(&index);
         // While the index is locked: a request that reads the new number finds the new routes.
-        self.generation.fetch_add(1, Ordering::Release);
+        self.generation.fetch_add(routes_changed.into(), Ordering::Release);
         drop(index);
         if activators_changed {
             self.reconcile_all_slots();
@@ -525,6 +527,24 @@ impl RouteIndex {
 
     fn write(&self) -> RwLockWriteGuard<'_, RouteIndexState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns true if a change of the subject may change the route of a host.
+fn may_change_routes(subject: &RouteKey) -> bool {
+    match subject {
+        RouteKey::Service(_)
+        | RouteKey::Revision(_)
+        | RouteKey::GatewayHost(_)
+        | RouteKey::ReservedHost(_)
+        // A route has what the settings tell of proxies.
+        | RouteKey::Settings => true,
+        RouteKey::Pod(_)
+        | RouteKey::Activator(_)
+        | RouteKey::Node(_)
+        | RouteKey::Replicas(_)
+        | RouteKey::Certificate(_)
+        | RouteKey::ClientCa(_) => false,
     }
 }
 

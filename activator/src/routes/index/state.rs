@@ -436,6 +436,9 @@ impl RouteIndexState {
         if batch.is_snapshot {
             let removed = self.keys_missing_in(&changes);
             changes.extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+            // Settings are not stored here. Without them, those of others that keep them are the defaults.
+            let removed = || RouteChange::Removed(RouteKey::Settings);
+            changes.entry(RouteKey::Settings).or_insert_with(removed);
         }
         changes
     }

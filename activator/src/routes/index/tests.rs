@@ -352,3 +352,37 @@ fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_thro
     let passes = |host: &str| index.passthrough_service(host).is_some();
     assert!(!passes("x.b.test") && passes("y.b.test") && !passes("c.test"));
 }
+
+/// A fast route is valid as long as the number stays.
+#[test]
+fn only_changes_of_routes_raise_their_number() {
+    let (index, name) = (new_index(), NamespacedName::new("default", "hello"));
+    let mut before = index.generation();
+    let mut is_raised = || {
+        let now = index.generation();
+        std::mem::replace(&mut before, now) != now
+    };
+    let service = RouteChange::Service(fixtures::service(&name, &name));
+    apply_change(&index, RouteKey::Service(name.clone()), service);
+    assert!(is_raised());
+    apply_change(
+        &index,
+        RouteKey::Revision(name.clone()),
+        RouteChange::Revision(fixtures::revision(&name, "hello")),
+    );
+    assert!(is_raised(), "its timeouts are a part of the route");
+    index.apply(RouteBatch { version: 7, begins_stream: true, ..RouteBatch::default() });
+    assert!(!is_raised(), "the table of another stream is the same");
+    set_pod(&index, &name, 1, |_| {});
+    assert!(!is_raised());
+    let activator = RouteChange::Activator(fixtures::activator("a", Vec::new()));
+    apply_change(&index, RouteKey::Activator("a".to_owned()), activator);
+    assert!(!is_raised());
+    set_gateway_host(&index, "http://a.test", &[]);
+    assert!(is_raised());
+    let key = RouteKey::Settings;
+    apply_change(&index, key.clone(), RouteChange::Removed(key));
+    assert!(is_raised());
+    index.apply(RouteBatch { is_snapshot: true, ..RouteBatch::default() });
+    assert!(is_raised());
+}
