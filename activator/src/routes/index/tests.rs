@@ -386,3 +386,56 @@ fn only_changes_of_routes_raise_their_number() {
     index.apply(RouteBatch { is_snapshot: true, ..RouteBatch::default() });
     assert!(is_raised());
 }
+
+fn numbered_service(number: u16) -> (ServiceEntry, RouteKey) {
+    let (service, _) = fixtures::sleeping_service(number);
+    let key = RouteKey::Service(service.name.clone());
+    (service, key)
+}
+
+/// Returns a batch of services, each with a change of its entry.
+fn service_batch(numbers: std::ops::Range<u16>, change: fn(&mut ServiceEntry)) -> RouteBatch {
+    let changed = numbers.map(|number| {
+        let (mut service, key) = numbered_service(number);
+        change(&mut service);
+        (key, RouteChange::Service(service))
+    });
+    RouteBatch { changes: changed.collect(), ..RouteBatch::default() }
+}
+
+/// Returns the number of these services that are found by their hosts.
+fn found_services(index: &RouteIndex, numbers: std::ops::Range<u16>) -> usize {
+    let hosts = numbers.flat_map(|number| numbered_service(number).0.hosts);
+    hosts.filter(|host| index.match_host(host).is_some()).count()
+}
+
+#[test]
+fn a_large_batch_is_applied_in_slices_and_hosts_that_move_are_never_without_a_service() {
+    let index = new_index();
+    let first = index.divide_batch(service_batch(0..1_000, |_| {}));
+    assert!(first.len() >= 7, "the first table has nothing to keep together");
+    let sizes: Vec<usize> = first.iter().map(RouteChanges::len).collect();
+    assert!(sizes.iter().all(|size| *size <= MAX_SLICE_CHANGES), "{sizes:?}");
+    for slice in first {
+        index.apply_slice(slice);
+    }
+    assert_eq!(found_services(&index, 0..1_000), 1_000);
+    let number = index.generation();
+    // Another path and another target change no name. The host of service 0 moves to service 999.
+    let mut batch = service_batch(0..1_000, |it| it.connection_path = ConnectionPath::Activator);
+    let ((mut from, from_key), (mut to, to_key)) = (numbered_service(0), numbered_service(999));
+    to.hosts.append(&mut from.hosts);
+    let moved = to.hosts.clone();
+    batch.changes.insert(from_key, RouteChange::Service(from));
+    batch.changes.insert(to_key, RouteChange::Service(to));
+    let slices = index.divide_batch(batch);
+    assert!(slices.len() >= 8, "{} slices", slices.len());
+    for slice in slices {
+        index.apply_slice(slice);
+        assert_eq!(found_services(&index, 0..1_000), 1_000, "also the host that moves");
+        assert!(index.generation() > number);
+    }
+    let owners = moved.iter().map(|host| index.match_host(host).unwrap().service.name.clone());
+    let owner = numbered_service(999).0.name;
+    assert_eq!(owners.collect::<Vec<_>>(), [owner.clone(), owner]);
+}
