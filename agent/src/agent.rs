@@ -56,7 +56,7 @@ use crate::{
     routes::{
         activator_reports::ActivatorReports, bootstrap::BootstrapFrontend,
         bootstrap_file::BootstrapPublisher, cluster_watch::ClusterInbox,
-        event_writer::ServiceEvents, node_routes::NodeRoutes, route_stream::RouteBatchInbox,
+        event_writer::ServiceEvents, node_routes::NodeRoutes, route_stream::RouteReceiver,
     },
     usage::{revision_totals_store::RevisionTotalsStore, usage_reporter::PodUsageReporter},
 };
@@ -253,7 +253,7 @@ impl Agent {
     pub(crate) async fn run(
         mut self,
         mut events: AsyncFd<KernelEventRing>,
-        routes: &RouteBatchInbox,
+        routes: &RouteReceiver,
         mut cluster: ClusterInbox,
         mut finder_events: Receiver<PodTrackerEvent>,
         shutdown: &CancellationToken,

@@ -89,7 +89,7 @@ use crate::{
         cluster_watch::{self, ClusterInbox},
         event_writer::ServiceEvents,
         kubelet_kubeconfig, range_routes,
-        route_stream::{self, RouteBatchInbox},
+        route_stream::{self, RouteReceiver},
     },
     usage::{
         revision_totals_store::{RevisionTotalsStore, SharedRevisionTotals},
@@ -243,7 +243,7 @@ impl ClusterSources {
 
 /// Streams to controllers, autoscalers and activators.
 struct AgentStreams {
-    routes: Arc<RouteBatchInbox>,
+    routes: Arc<RouteReceiver>,
     reports: Outbox<PodReportKey, PodReportItem>,
     activator_reports: ActivatorReports,
     reports_ready: OnceSignal,
@@ -262,7 +262,7 @@ impl AgentStreams {
         let link = |to: &Arc<ReplicaResolver>| {
             ComponentLink::with_resolver(Arc::clone(to), own_subscriber(config), shutdown.clone())
         };
-        let routes = Arc::new(RouteBatchInbox::default());
+        let routes = Arc::new(RouteReceiver::default());
         let routes_link = link(controllers)
             .with_listed_replicas(ServerComponent::Controller, Arc::clone(controllers))
             .with_listed_replicas(ServerComponent::Autoscaler, Arc::clone(autoscalers));

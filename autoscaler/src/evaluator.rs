@@ -178,7 +178,7 @@ fn log_decision(decision: &ScaleDecision) {
 
 /// Applies the RouteTable's batches until the link is shut down.
 pub async fn apply_route_batches(link: &ComponentLink, evaluator: &ScaleEvaluator) {
-    link.watch_batches(|RouteBatch { version, is_snapshot, changes }| {
+    link.watch_batches(|RouteBatch { version, is_snapshot, changes, .. }| {
         if let Some(RouteChange::Replicas(replicas)) =
             changes.get(&RouteKey::Replicas(ServerComponent::Autoscaler))
         {

@@ -37,13 +37,17 @@ use crate::{
     },
 };
 
+mod batch_inbox;
 pub(crate) mod dial;
+mod known_items;
 mod resolver;
 mod route_batches;
+mod route_codec;
 mod route_watch;
 mod serve;
 mod slot_stream;
 
+pub use batch_inbox::RouteBatchInbox;
 pub use resolver::{DnsResolver, ReplicaResolver, SystemDnsResolver};
 pub use route_batches::{DrainAckReporter, RouteBatch, RouteChanges, RoutedServiceReporter};
 pub use serve::{TlsAdmission, receive_items, route_stream, serve, serve_with_tls, server_builder};

@@ -2,8 +2,8 @@
 //!
 //! Each stream begins with every subject, each with its whole state, then `Synced`; subjects not named before `Synced`
 //! are removed. Afterwards only changes travel, in batches that end with `Synced` again. A receiver acts only at
-//! `Synced`, so it never acts on half a change. Versions compare within one stream; a new stream replaces everything. A
-//! lost message costs time, never correctness.
+//! `Synced`, so it never acts on half a change. Versions compare within one stream; a new stream states everything again.
+//! A lost message costs time, never correctness.
 //!
 //! [`raw`] holds the protobuf messages; the types beside it are checked, and are the ones that components use.
 

@@ -22,7 +22,7 @@ use crate::{
 /// Route of the plain requests with one value of `Host` that come over one client connection.
 #[derive(Debug)]
 pub(crate) struct FastRoute {
-    /// Number of batches of the RouteTable that were in force when the route was looked up.
+    /// Number of changes of routes that were in force when the route was looked up.
     generation: u64,
     host: Box<[u8]>,
     /// Service that the host means.

@@ -2,7 +2,11 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use common::{link::RouteBatch, once_signal::OnceSignal, wire::ConnectionPath};
+use common::{
+    link::RouteBatch,
+    once_signal::OnceSignal,
+    wire::{ConnectionPath, NamespacedName},
+};
 use http::{HeaderValue, Request, Response, StatusCode, Version, header, request};
 use hyper::body::Incoming;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -87,19 +91,41 @@ impl Drop for CancelledRequestGuard<'_> {
 }
 
 impl RequestForwarder {
-    /// Applies a batch of the RouteTable. Returns true if the set of service ports to open has changed.
+    /// Applies a batch of the RouteTable at once. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        self.edge_policy.apply_batch(&batch);
-        self.request_log.apply_batch(&batch);
-        self.telemetry.apply_batch(&batch);
-        // Before the routes: a host that is routed over TLS has its certificate.
-        self.certificates.set_tls(&self.edge_policy.current());
-        self.certificates.apply_batch(&batch);
-        let removed_cas = self.client_cas.apply_batch(&batch);
+        let removed_cas = self.apply_settings(&batch);
         let ports_changed = self.routes.apply(batch);
         // After the routes: a host that has just got other authorities is never without any.
         self.client_cas.remove(&removed_cas);
         ports_changed
+    }
+
+    /// Applies a batch as [`apply`](Self::apply) does, a large one in slices. Between two of them other tasks run, which
+    /// serve requests.
+    ///
+    /// If the future is dropped, the rest of the batch is lost.
+    pub async fn apply_in_slices(&self, batch: RouteBatch) -> bool {
+        let removed_cas = self.apply_settings(&batch);
+        let mut ports_changed = false;
+        for (number, slice) in self.routes.divide_batch(batch).into_iter().enumerate() {
+            if number > 0 {
+                tokio::task::yield_now().await;
+            }
+            ports_changed |= self.routes.apply_slice(slice);
+        }
+        self.client_cas.remove(&removed_cas);
+        ports_changed
+    }
+
+    /// Applies what must precede the routes of a batch. Returns the client CAs to remove after the routes.
+    fn apply_settings(&self, batch: &RouteBatch) -> Vec<NamespacedName> {
+        self.edge_policy.apply_batch(batch);
+        self.request_log.apply_batch(batch);
+        self.telemetry.apply_batch(batch);
+        // Before the routes: a host that is routed over TLS has its certificate.
+        self.certificates.set_tls(&self.edge_policy.current());
+        self.certificates.apply_batch(batch);
+        self.client_cas.apply_batch(batch)
     }
 
     /// Serves one request. It is routed at once, so that a request which waits takes little memory.

@@ -36,9 +36,11 @@ use crate::{
     slots::peers::Peers,
 };
 
+mod batch_slices;
 mod plain_services;
 mod state;
 
+use batch_slices::{MAX_SLICE_CHANGES, divide_changes};
 use plain_services::plain_context;
 use state::RouteIndexState;
 
@@ -54,7 +56,7 @@ pub struct RouteIndex {
     plain_context: Arc<RevisionContext>,
     /// False while no host has rules of the Gateway API, so that requests need no look-up for them.
     has_gateway_hosts: AtomicBool,
-    /// Number of batches that are in force.
+    /// Number of changes by which a host may have got another route.
     generation: AtomicU64,
     state: RwLock<RouteIndexState>,
     /// Held while the pods of a Revision are copied from the state and put in force. Table and reports change them in
@@ -84,6 +86,17 @@ pub struct HandshakeRules {
     pub client_auth: Option<ClientAuth>,
     /// Service that gets the bytes within TLS as raw TCP; `None`: they are HTTP.
     pub tcp_service: Option<Arc<RoutedService>>,
+}
+
+/// Effects of changes beyond the index.
+#[derive(Debug, Default)]
+struct SliceEffects {
+    /// Revisions whose settings or pods have changed.
+    touched: BTreeSet<NamespacedName>,
+    /// True if other ports are to be open.
+    ports_changed: bool,
+    /// True if activators have come or gone, or have other addresses.
+    activators_changed: bool,
 }
 
 impl RouteIndex {
@@ -172,7 +185,8 @@ impl RouteIndex {
         }
     }
 
-    /// Number of batches of the table so far. A route that was looked up since the last change of it is still right.
+    /// Number of changes so far by which a host may have got another route. A route that was looked up since the last one
+    /// is still right. Pods are no part of a route: its Revision has them.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -359,74 +373,104 @@ impl RouteIndex {
         overdue.iter().for_each(|revision| revision.fail_waiters());
     }
 
-    /// Applies a batch of the RouteTable. Requests that wait for a pod that is ready now are dispatched at once.
+    /// Applies a batch of the RouteTable at once. Requests that wait for a pod that is ready now are dispatched at once.
     /// Returns true if the set of ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        let mut touched = BTreeSet::new();
-        let (mut ports_changed, mut activators_changed) = (false, false);
-        let peers = self.revision_context.peers.view();
+        let changes = self.read().changes_with_removals(batch);
+        self.apply_slice(changes)
+    }
+
+    /// Divides a batch into slices for [`apply_slice`](Self::apply_slice). After each of them every subject is as before the
+    /// batch or as after it, and what belongs together changes together.
+    pub(crate) fn divide_batch(&self, batch: RouteBatch) -> Vec<RouteChanges> {
+        let index = self.read();
+        let changes = index.changes_with_removals(batch);
+        // Where there are no services, no request can find half of a change.
+        let is_first = index.services.is_empty();
+        divide_changes(changes, MAX_SLICE_CHANGES, |it| is_first || index.keeps_names(it))
+    }
+
+    /// Applies changes of the RouteTable, as [`apply`](Self::apply) does.
+    pub(crate) fn apply_slice(&self, mut changes: RouteChanges) -> bool {
+        if changes.is_empty() {
+            return false;
+        }
+        let routes_changed = changes.keys().any(may_change_routes);
+        let mut effects = SliceEffects::default();
         let mut index = self.write();
-        let mut changes = index.changes_with_removals(batch);
         self.apply_gateway_hosts(&mut index, &mut changes);
         // Compared afterwards: a zone that gained or lost its only activator changes ranks of pods elsewhere.
         let zones_before = index.activator_zones();
         for change in changes.into_values() {
-            match change {
-                RouteChange::Service(service) => {
-                    ports_changed |= index.set_service(service, &self.revision_context)
-                }
-                RouteChange::Revision(it) => {
-                    touched.insert(index.set_revision(it, &self.revision_context));
-                }
-                RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
-                RouteChange::Removed(RouteKey::Service(name)) => {
-                    ports_changed |= index.remove_service(&name).is_some();
-                }
-                RouteChange::Removed(RouteKey::Revision(name)) => {
-                    index.set_route_settings(&name, None, &self.revision_context);
-                    touched.insert(name);
-                }
-                RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
-                RouteChange::Activator(entry) => {
-                    touched.extend(index.update_own_place(&entry, &peers.own_name));
-                    activators_changed |= index.set_activator(entry);
-                }
-                RouteChange::Removed(RouteKey::Activator(name)) => {
-                    activators_changed |= index.remove_activator(&name);
-                }
-                RouteChange::ReservedHost(host) => index.ruled_hosts.reserve(&host),
-                RouteChange::Removed(RouteKey::ReservedHost(it)) => index.ruled_hosts.release(&it),
-                RouteChange::Node(_)
-                | RouteChange::Replicas(_)
-                | RouteChange::Settings(_)
-                | RouteChange::GatewayHost(_)
-                | RouteChange::Certificate(_)
-                | RouteChange::ClientCa(_)
-                | RouteChange::Removed(RouteKey::Node(_))
-                | RouteChange::Removed(
-                    RouteKey::Replicas(_)
-                    | RouteKey::Settings
-                    | RouteKey::GatewayHost(_)
-                    | RouteKey::Certificate(_)
-                    | RouteKey::ClientCa(_),
-                )
-                | RouteChange::Synced => {}
-            }
+            self.apply_change(&mut index, change, &mut effects);
         }
+        let SliceEffects { mut touched, ports_changed, activators_changed } = effects;
         touched.extend(index.revisions_of_new_zones(&zones_before));
         // The view is changed while the index is locked, so that two batches cannot be applied to it in the wrong
         // order.
-        activators_changed = activators_changed && self.update_peers(&index);
+        let peers_changed = activators_changed && self.update_peers(&index);
         // While the index is locked: a request that reads the new number finds the new routes.
-        self.generation.fetch_add(1, Ordering::Release);
+        self.generation.fetch_add(routes_changed.into(), Ordering::Release);
         drop(index);
-        if activators_changed {
+        if peers_changed {
             self.reconcile_all_slots();
         }
         // Revisions dispatch requests, so they are updated without the lock, which a request's look-up needs.
         touched.iter().for_each(|name| self.update_revision_pods(name));
         self.drop_unreferenced_revisions();
         ports_changed
+    }
+
+    /// Applies one change, except for those of rules of the Gateway API.
+    fn apply_change(
+        &self,
+        index: &mut RouteIndexState,
+        change: RouteChange,
+        effects: &mut SliceEffects,
+    ) {
+        let SliceEffects { touched, ports_changed, activators_changed } = effects;
+        match change {
+            RouteChange::Service(service) => {
+                *ports_changed |= index.set_service(service, &self.revision_context);
+            }
+            RouteChange::Revision(it) => {
+                touched.insert(index.set_revision(it, &self.revision_context));
+            }
+            RouteChange::Pod(it) => touched.extend(index.set_pod(*it)),
+            RouteChange::Removed(RouteKey::Service(name)) => {
+                *ports_changed |= index.remove_service(&name).is_some();
+            }
+            RouteChange::Removed(RouteKey::Revision(name)) => {
+                index.set_route_settings(&name, None, &self.revision_context);
+                touched.insert(name);
+            }
+            RouteChange::Removed(RouteKey::Pod(uid)) => touched.extend(index.remove_pod(&uid)),
+            RouteChange::Activator(entry) => {
+                let peers = self.revision_context.peers.view();
+                touched.extend(index.update_own_place(&entry, &peers.own_name));
+                *activators_changed |= index.set_activator(entry);
+            }
+            RouteChange::Removed(RouteKey::Activator(name)) => {
+                *activators_changed |= index.remove_activator(&name);
+            }
+            RouteChange::ReservedHost(host) => index.ruled_hosts.reserve(&host),
+            RouteChange::Removed(RouteKey::ReservedHost(it)) => index.ruled_hosts.release(&it),
+            RouteChange::Node(_)
+            | RouteChange::Replicas(_)
+            | RouteChange::Settings(_)
+            | RouteChange::GatewayHost(_)
+            | RouteChange::Certificate(_)
+            | RouteChange::ClientCa(_)
+            | RouteChange::Removed(RouteKey::Node(_))
+            | RouteChange::Removed(
+                RouteKey::Replicas(_)
+                | RouteKey::Settings
+                | RouteKey::GatewayHost(_)
+                | RouteKey::Certificate(_)
+                | RouteKey::ClientCa(_),
+            )
+            | RouteChange::Synced => {}
+        }
     }
 
     /// Applies the changes of rules of the Gateway API, and takes them out of `changes`.
@@ -525,6 +569,24 @@ impl RouteIndex {
 
     fn write(&self) -> RwLockWriteGuard<'_, RouteIndexState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns true if a change of the subject may change the route of a host.
+fn may_change_routes(subject: &RouteKey) -> bool {
+    match subject {
+        RouteKey::Service(_)
+        | RouteKey::Revision(_)
+        | RouteKey::GatewayHost(_)
+        | RouteKey::ReservedHost(_)
+        // A route has what the settings tell of proxies.
+        | RouteKey::Settings => true,
+        RouteKey::Pod(_)
+        | RouteKey::Activator(_)
+        | RouteKey::Node(_)
+        | RouteKey::Replicas(_)
+        | RouteKey::Certificate(_)
+        | RouteKey::ClientCa(_) => false,
     }
 }
 

@@ -188,7 +188,8 @@ mod tests {
     fn apply(cas: &ClientCas, is_snapshot: bool, changes: impl IntoIterator<Item = RouteChange>) {
         let with_key = |change: RouteChange| Some((change.key()?, change));
         let changes = changes.into_iter().filter_map(with_key).collect();
-        let gone = cas.apply_batch(&RouteBatch { version: 1, is_snapshot, changes });
+        let batch = RouteBatch { is_snapshot, changes, ..RouteBatch::default() };
+        let gone = cas.apply_batch(&batch);
         cas.remove(&gone);
     }
 
@@ -237,7 +238,7 @@ mod tests {
         let (cas, authority) = (ClientCas::default(), TestAuthority::new());
         apply(&cas, true, [received("a", &authority)]);
         let changes = [(RouteKey::ClientCa(name("a")), removed("a"))].into();
-        let gone = cas.apply_batch(&RouteBatch { version: 2, is_snapshot: false, changes });
+        let gone = cas.apply_batch(&RouteBatch { changes, ..RouteBatch::default() });
         assert_eq!(gone, [name("a")]);
         assert!(held(&cas, "a").is_some());
     }

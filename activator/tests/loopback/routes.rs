@@ -3,7 +3,9 @@
 
 use std::{
     collections::BTreeSet,
+    future::poll_fn,
     net::SocketAddr,
+    pin::pin,
     time::{Duration, Instant},
 };
 
@@ -12,6 +14,7 @@ use activator::{
     revisions::route_settings::{ActivatorTopology, PodTable, PodTableEntry},
 };
 use common::{
+    fixtures,
     link::RouteBatch,
     service_routing::{NodeTopology, TopologyHints},
     wire::{
@@ -29,7 +32,7 @@ fn snapshot(changes: Vec<RouteChange>) -> RouteBatch {
 /// Batch with changes of the table.
 fn update(changes: Vec<RouteChange>) -> RouteBatch {
     let changes = changes.into_iter().filter_map(|change| Some((change.key()?, change)));
-    RouteBatch { version: 1, is_snapshot: false, changes: changes.collect() }
+    RouteBatch { version: 1, changes: changes.collect(), ..RouteBatch::default() }
 }
 
 fn address() -> SocketAddr {
@@ -51,6 +54,27 @@ async fn a_new_stream_replaces_everything() {
     assert!(routes.service_by_port(fixture.port).is_none());
     assert!(routes.revision(&revision()).is_none());
     assert_eq!(routes.service_by_port(4711).unwrap().name.name, "other");
+}
+
+/// They are those that serve requests, on an activator with one core.
+#[tokio::test]
+async fn other_tasks_run_while_a_large_batch_is_applied() {
+    let fixture = ActivatorFixture::new().await;
+    let forwarder = &fixture.activator.forwarder;
+    let all = (0..1_000).flat_map(|number| {
+        let (service, revision) = fixtures::sleeping_service(number);
+        [RouteChange::Service(service), RouteChange::Revision(revision)]
+    });
+    let mut applying = pin!(forwarder.apply_in_slices(update(all.collect())));
+    let mut turns = 0;
+    let applied = poll_fn(|context| {
+        let polled = applying.as_mut().poll(context);
+        turns += usize::from(polled.is_pending());
+        polled
+    });
+    assert!(applied.await, "there are other ports");
+    assert!(turns >= 7, "{turns} turns");
+    assert_eq!(forwarder.routes.service_and_pod_counts(), (1_001, 0));
 }
 
 #[tokio::test]

@@ -109,10 +109,11 @@ impl Agent {
         self.routes.add_removals(&mut batch);
         let is_revision = |change: &RouteChange| matches!(change, RouteChange::Revision(_));
         let has_revisions = batch.changes.values().any(is_revision);
-        if batch.is_snapshot {
-            self.pods.begin_table();
-        }
         let mut events = Vec::new();
+        if batch.begins_stream {
+            let is_changed = |uid: &str| batch.changes.contains_key(&RouteKey::Pod(uid.to_owned()));
+            events = self.pods.begin_table(is_changed);
+        }
         for (key, change) in batch.changes {
             match (key, &change) {
                 (RouteKey::Pod(uid), RouteChange::Pod(pod)) if pod.node == self.node => {

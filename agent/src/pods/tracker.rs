@@ -90,10 +90,14 @@ impl PodTracker {
         self.controller_connected = is_connected;
     }
 
-    /// Begins a whole RouteTable, whose pods follow as [`PodTrackerEvent::RouteUpdated`]. It may be that of another
-    /// replica of the controller, whose statements on pods may be older.
-    pub fn begin_table(&mut self) {
+    /// Begins the RouteTable of another stream, whose changed pods follow as events. It may be that of another replica of
+    /// the controller, whose statements on pods may be older. Returns such events for the pods that it states as before:
+    /// those that the table in force has and that `is_changed` does not name.
+    pub fn begin_table(&mut self, is_changed: impl Fn(&str) -> bool) -> Vec<PodTrackerEvent> {
         self.pods.values_mut().for_each(|pod| pod.prestop.begin_table());
+        let routed = self.pods.values().filter(|it| !it.drain.is_route_removed);
+        let unchanged = routed.map(|it| &it.pod).filter(|pod| !is_changed(&pod.uid));
+        unchanged.map(|pod| PodTrackerEvent::RouteUpdated(Box::new(pod.clone()))).collect()
     }
 
     /// Handles one event. Returns the actions to perform.

@@ -321,7 +321,8 @@ mod tests {
     fn snapshot(version: u64, name: &str) -> RouteBatch {
         let entry = fixtures::activator(name, vec![[10, 0, 0, 1].into()]);
         let change = (RouteKey::Activator(name.into()), RouteChange::Activator(entry));
-        RouteBatch { version, is_snapshot: true, changes: [change].into() }
+        let changes = [change].into();
+        RouteBatch { version, is_snapshot: true, changes, ..RouteBatch::default() }
     }
 
     fn routes() -> NodeRoutes {
@@ -365,7 +366,8 @@ mod tests {
         let service = ServiceEntry { awaits_agents: true, ..fixtures::service(&name, &name) };
         let change = (RouteKey::Service(name.clone()), RouteChange::Service(service));
         let changes = [change].into();
-        routes.record_batch(&RouteBatch { version: 1, is_snapshot: true, changes });
+        let batch = RouteBatch { version: 1, is_snapshot: true, changes, ..RouteBatch::default() };
+        routes.record_batch(&batch);
         let key = PodReportKey::RoutedService(name.clone());
         assert_eq!(reports.get(&key), None);
         routes.report_in_force(&reports);

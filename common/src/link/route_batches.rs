@@ -2,17 +2,24 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::RandomState,
     time::Duration,
 };
 
+use prost::{DecodeError, Message as _};
 use tokio::time::Instant;
 
-use super::PodReportKey;
+use super::{
+    PodReportKey,
+    known_items::{ItemDigest, KnownItems},
+    serve,
+};
 use crate::{
     outbox::Outbox,
     replicas::ReplicaEndpoint,
     wire::{
-        NamespacedName, PodReportItem, RouteChange, RouteItem, RouteKey, RoutingPhase, ServiceEntry,
+        NamespacedName, PodReportItem, RouteChange, RouteItem, RouteKey, RoutingPhase,
+        ServiceEntry, raw,
     },
 };
 
@@ -27,8 +34,11 @@ const REPLICA_LAG: Duration = Duration::from_secs(1);
 pub struct RouteBatch {
     /// Version of the table that includes all changes of the batch.
     pub version: u64,
-    /// True for the first batch of a stream: every subject that it does not name is removed.
+    /// True for the first table of a receiver: every subject that it does not name is removed.
     pub is_snapshot: bool,
+    /// True for the first batch of a stream. The table of each later stream is a batch of what differs from the table in
+    /// force, with the removals.
+    pub begins_stream: bool,
     /// Newest state of each subject that changed.
     pub changes: RouteChanges,
 }
@@ -41,18 +51,34 @@ impl RouteBatch {
             return;
         }
         self.version = next.version;
+        self.begins_stream |= next.begins_stream;
         self.changes.extend(next.changes);
     }
 }
 
+/// Effect of one item.
+#[derive(Debug)]
+pub(super) enum ItemEffect {
+    /// The item is known, and was not decoded.
+    Known,
+    /// The item was decoded. Its batch has not ended.
+    Pending,
+    /// The item ended this batch.
+    Ended(RouteBatch),
+}
+
 /// State of the table in force, kept across broken streams.
+///
+/// Only items that differ from the newest one of their subject are decoded. So a table that comes again costs little, and
+/// what is passed on are its differences.
 ///
 /// A receiver that acknowledged the drain of a pod must still avoid it after a move to a replica that does not know of
 /// the drain yet. Such a pod stays draining for a second, unless the new replica sends its state again after its first
 /// table.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RouteStreamState {
-    /// Replica whose table is in force.
+    known_items: KnownItems,
+    /// Replica whose table is in force; `None`: no table is.
     replica: Option<ReplicaEndpoint>,
     /// Replica whose open stream has not sent its first whole table.
     next_replica: Option<ReplicaEndpoint>,
@@ -66,11 +92,30 @@ pub(super) struct RouteStreamState {
     held_until: Option<Instant>,
 }
 
+impl Default for RouteStreamState {
+    fn default() -> Self {
+        Self {
+            known_items: KnownItems::new([RandomState::new(), RandomState::new()]),
+            replica: None,
+            next_replica: None,
+            version: 0,
+            pending_changes: RouteChanges::new(),
+            draining_pods: BTreeSet::new(),
+            held_changes: RouteChanges::new(),
+            held_until: None,
+        }
+    }
+}
+
 impl RouteStreamState {
     /// Begins a stream from this replica.
     pub(super) fn begin_stream(&mut self, from: &ReplicaEndpoint) {
         self.next_replica = Some(from.clone());
-        self.pending_changes.clear();
+        // They were not passed on, so their items are new again.
+        for key in std::mem::take(&mut self.pending_changes).into_keys() {
+            self.known_items.forget(&key);
+        }
+        self.known_items.begin_stream();
     }
 
     /// Returns true if the stream has not sent its first whole table.
@@ -83,18 +128,48 @@ impl RouteStreamState {
         self.held_until
     }
 
-    /// Applies one item; returns the batch that it ends.
-    pub(super) fn apply_item(&mut self, item: RouteItem) -> Option<RouteBatch> {
-        // Only `Synced`, which ends a batch, has no key.
-        if let Some(key) = item.change.key() {
-            self.pending_changes.insert(key, item.change);
-            return None;
+    /// Applies one encoded item. An item that is refused has no effect.
+    pub(super) fn apply_encoded(&mut self, item: &[u8]) -> Result<ItemEffect, DecodeError> {
+        let digest = self.known_items.digest(item);
+        if self.known_items.recall(digest) {
+            return Ok(ItemEffect::Known);
         }
-        self.version = item.version;
+        let item = raw::RouteItem::decode(item)?;
+        let Some(RouteItem { version, change }) = serve::parse_item(item) else {
+            return Ok(ItemEffect::Pending);
+        };
+        // Only `Synced`, which ends a batch, has no key.
+        match change.key() {
+            Some(key) => {
+                self.add_change(key, digest, change);
+                Ok(ItemEffect::Pending)
+            }
+            None => Ok(ItemEffect::Ended(self.end_batch(version))),
+        }
+    }
+
+    fn add_change(&mut self, key: RouteKey, digest: ItemDigest, change: RouteChange) {
+        if !matches!(change, RouteChange::Removed(_)) {
+            self.known_items.record(&key, digest);
+        } else if self.known_items.knows(&key) {
+            // It stays known until the batch ends: if the stream breaks before, the next one has to remove it.
+            self.known_items.forget(&key);
+        } else {
+            return;
+        }
+        self.pending_changes.insert(key, change);
+    }
+
+    fn end_batch(&mut self, version: u64) -> RouteBatch {
+        self.version = version;
         let mut changes = std::mem::take(&mut self.pending_changes);
         let next = self.next_replica.take();
-        let is_snapshot = next.is_some();
-        if is_snapshot {
+        let begins_stream = next.is_some();
+        let is_snapshot = begins_stream && self.replica.is_none();
+        if begins_stream {
+            // A whole table has no items for what is gone.
+            let unnamed = self.known_items.unnamed(|key| changes.contains_key(key));
+            changes.extend(unnamed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
             // `replica` is the sender of the table in force: a stream that broke before its first `Synced` never set
             // it. That replica cannot lag behind itself, unless changes are still held for it.
             let may_lag =
@@ -103,13 +178,16 @@ impl RouteStreamState {
             if may_lag {
                 self.hold_draining(&mut changes);
             }
-            // `update_draining` then adds the draining pods of the new table, including the held ones.
-            self.draining_pods.clear();
         } else {
             self.held_changes.retain(|key, _| !changes.contains_key(key));
         }
+        for change in changes.values() {
+            if let RouteChange::Removed(key) = change {
+                self.known_items.remove(key);
+            }
+        }
         self.update_draining(&changes);
-        Some(RouteBatch { version: item.version, is_snapshot, changes })
+        RouteBatch { version, is_snapshot, begins_stream, changes }
     }
 
     /// Returns the held changes, after the new replica has had time to catch up.
@@ -117,17 +195,18 @@ impl RouteStreamState {
         self.held_until = None;
         let changes = std::mem::take(&mut self.held_changes);
         self.update_draining(&changes);
-        RouteBatch { version: self.version, is_snapshot: false, changes }
+        RouteBatch { version: self.version, changes, ..RouteBatch::default() }
     }
 
     fn hold_draining(&mut self, changes: &mut RouteChanges) {
         for uid in &self.draining_pods {
-            let Some(RouteChange::Pod(pod)) = changes.get_mut(&RouteKey::Pod(uid.clone())) else {
-                continue;
-            };
+            let key = RouteKey::Pod(uid.clone());
+            let Some(RouteChange::Pod(pod)) = changes.get_mut(&key) else { continue };
             // Only what brings requests is held back; address and probe of the new table hold at once.
             if pod.phase != RoutingPhase::Draining {
-                self.held_changes.insert(RouteKey::Pod(uid.clone()), RouteChange::Pod(pod.clone()));
+                // The state that is passed on is another one, so that the same item is news if it comes again.
+                self.known_items.forget(&key);
+                self.held_changes.insert(key, RouteChange::Pod(pod.clone()));
                 pod.phase = RoutingPhase::Draining;
                 // It gets no request, whatever its agent reports.
                 pod.awaits_report = false;
@@ -287,11 +366,18 @@ mod tests {
         RouteChange::Pod(fixtures::pod("p", &NamespacedName::new("a", "b"), phase).into())
     }
 
+    fn encoded(version: u64, change: RouteChange) -> Vec<u8> {
+        raw::RouteItem::from(RouteItem { version, change }).encode_to_vec()
+    }
+
     fn apply_change(
         stream_state: &mut RouteStreamState,
         change: RouteChange,
     ) -> Option<RouteBatch> {
-        stream_state.apply_item(RouteItem { version: 1, change })
+        match stream_state.apply_encoded(&encoded(1, change)).expect("a whole item") {
+            ItemEffect::Known | ItemEffect::Pending => None,
+            ItemEffect::Ended(batch) => Some(batch),
+        }
     }
 
     /// Sends the replica's whole table with the pod, and returns the phase that is passed on.
@@ -332,6 +418,27 @@ mod tests {
             apply_whole_table(&mut stream_state, &behind, RoutingPhase::Ready),
             RoutingPhase::Ready
         );
+    }
+
+    /// The item of the second replica is known, and the pod drains on all the same.
+    #[test]
+    fn a_pod_that_drains_at_two_replicas_stays_draining_at_a_third_one() {
+        let [first, second, third] = [1, 2, 3].map(replica);
+        let mut stream_state = RouteStreamState::default();
+        apply_whole_table(&mut stream_state, &first, RoutingPhase::Draining);
+        stream_state.begin_stream(&second);
+        apply_change(&mut stream_state, pod(RoutingPhase::Draining));
+        let batch = apply_change(&mut stream_state, RouteChange::Synced).expect("a batch");
+        assert_eq!(batch.changes, RouteChanges::new());
+        assert_eq!(
+            apply_whole_table(&mut stream_state, &third, RoutingPhase::Ready),
+            RoutingPhase::Draining
+        );
+        // Sent again after the first table, the same item is news.
+        apply_change(&mut stream_state, pod(RoutingPhase::Ready));
+        let batch = apply_change(&mut stream_state, RouteChange::Synced).expect("a batch");
+        assert_eq!(batch.changes.into_values().collect::<Vec<_>>(), [pod(RoutingPhase::Ready)]);
+        assert!(stream_state.release_held().changes.is_empty());
     }
 
     #[test]
@@ -380,6 +487,7 @@ mod tests {
             version: 1,
             is_snapshot,
             changes: changes.into_iter().collect(),
+            ..RouteBatch::default()
         };
         let (reports, mut routed) = (Outbox::new(), RoutedServiceReporter::default());
         let is_reported = |reports: &Outbox<PodReportKey, PodReportItem>, name: &str| {
@@ -414,7 +522,12 @@ mod tests {
         let batch = |is_snapshot, awaits_agents| {
             let service = ServiceEntry { awaits_agents, ..fixtures::service(&name, &name) };
             let change = (RouteKey::Service(name.clone()), RouteChange::Service(service));
-            RouteBatch { version: 1, is_snapshot, changes: [change].into() }
+            RouteBatch {
+                version: 1,
+                is_snapshot,
+                changes: [change].into(),
+                ..RouteBatch::default()
+            }
         };
         let (reports, mut awaited) = (Outbox::new(), RoutedServiceReporter::of_awaited_services());
         let key = PodReportKey::RoutedService(name.clone());

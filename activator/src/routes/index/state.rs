@@ -132,6 +132,15 @@ impl RouteIndexState {
         ports_before != Some(ports)
     }
 
+    /// Returns true if the entry only replaces a service that is found by the same names: ports, hosts and tags.
+    pub(super) fn keeps_names(&self, entry: &wire::ServiceEntry) -> bool {
+        self.services.get(&entry.name).is_some_and(|NameIndexEntry(now)| {
+            now.port == entry.activator_port.get()
+                && now.hosts.iter().map(|it| &**it).eq(entry.hosts.iter().map(String::as_str))
+                && now.gateway_rules == entry.gateway_rules
+        })
+    }
+
     /// Adds or replaces the rules of the Gateway API for a host.
     pub(super) fn set_gateway_host(
         &mut self,
@@ -437,6 +446,9 @@ impl RouteIndexState {
         if batch.is_snapshot {
             let removed = self.keys_missing_in(&changes);
             changes.extend(removed.into_iter().map(|key| (key.clone(), RouteChange::Removed(key))));
+            // Settings are not stored here. Without them, those of others that keep them are the defaults.
+            let removed = || RouteChange::Removed(RouteKey::Settings);
+            changes.entry(RouteKey::Settings).or_insert_with(removed);
         }
         changes
     }

@@ -352,3 +352,90 @@ fn a_listener_with_exactly_this_host_goes_before_a_wildcard_that_passes_tls_thro
     let passes = |host: &str| index.passthrough_service(host).is_some();
     assert!(!passes("x.b.test") && passes("y.b.test") && !passes("c.test"));
 }
+
+/// A fast route is valid as long as the number stays.
+#[test]
+fn only_changes_of_routes_raise_their_number() {
+    let (index, name) = (new_index(), NamespacedName::new("default", "hello"));
+    let mut before = index.generation();
+    let mut is_raised = || {
+        let now = index.generation();
+        std::mem::replace(&mut before, now) != now
+    };
+    let service = RouteChange::Service(fixtures::service(&name, &name));
+    apply_change(&index, RouteKey::Service(name.clone()), service);
+    assert!(is_raised());
+    apply_change(
+        &index,
+        RouteKey::Revision(name.clone()),
+        RouteChange::Revision(fixtures::revision(&name, "hello")),
+    );
+    assert!(is_raised(), "its timeouts are a part of the route");
+    index.apply(RouteBatch { version: 7, begins_stream: true, ..RouteBatch::default() });
+    assert!(!is_raised(), "the table of another stream is the same");
+    set_pod(&index, &name, 1, |_| {});
+    assert!(!is_raised());
+    let activator = RouteChange::Activator(fixtures::activator("a", Vec::new()));
+    apply_change(&index, RouteKey::Activator("a".to_owned()), activator);
+    assert!(!is_raised());
+    set_gateway_host(&index, "http://a.test", &[]);
+    assert!(is_raised());
+    let key = RouteKey::Settings;
+    apply_change(&index, key.clone(), RouteChange::Removed(key));
+    assert!(is_raised());
+    index.apply(RouteBatch { is_snapshot: true, ..RouteBatch::default() });
+    assert!(is_raised());
+}
+
+fn numbered_service(number: u16) -> (ServiceEntry, RouteKey) {
+    let (service, _) = fixtures::sleeping_service(number);
+    let key = RouteKey::Service(service.name.clone());
+    (service, key)
+}
+
+/// Returns a batch of services, each with a change of its entry.
+fn service_batch(numbers: std::ops::Range<u16>, change: fn(&mut ServiceEntry)) -> RouteBatch {
+    let changed = numbers.map(|number| {
+        let (mut service, key) = numbered_service(number);
+        change(&mut service);
+        (key, RouteChange::Service(service))
+    });
+    RouteBatch { changes: changed.collect(), ..RouteBatch::default() }
+}
+
+/// Returns the number of these services that are found by their hosts.
+fn found_services(index: &RouteIndex, numbers: std::ops::Range<u16>) -> usize {
+    let hosts = numbers.flat_map(|number| numbered_service(number).0.hosts);
+    hosts.filter(|host| index.match_host(host).is_some()).count()
+}
+
+#[test]
+fn a_large_batch_is_applied_in_slices_and_hosts_that_move_are_never_without_a_service() {
+    let index = new_index();
+    let first = index.divide_batch(service_batch(0..1_000, |_| {}));
+    assert!(first.len() >= 7, "the first table has nothing to keep together");
+    let sizes: Vec<usize> = first.iter().map(RouteChanges::len).collect();
+    assert!(sizes.iter().all(|size| *size <= MAX_SLICE_CHANGES), "{sizes:?}");
+    for slice in first {
+        index.apply_slice(slice);
+    }
+    assert_eq!(found_services(&index, 0..1_000), 1_000);
+    let number = index.generation();
+    // Another path and another target change no name. The host of service 0 moves to service 999.
+    let mut batch = service_batch(0..1_000, |it| it.connection_path = ConnectionPath::Activator);
+    let ((mut from, from_key), (mut to, to_key)) = (numbered_service(0), numbered_service(999));
+    to.hosts.append(&mut from.hosts);
+    let moved = to.hosts.clone();
+    batch.changes.insert(from_key, RouteChange::Service(from));
+    batch.changes.insert(to_key, RouteChange::Service(to));
+    let slices = index.divide_batch(batch);
+    assert!(slices.len() >= 8, "{} slices", slices.len());
+    for slice in slices {
+        index.apply_slice(slice);
+        assert_eq!(found_services(&index, 0..1_000), 1_000, "also the host that moves");
+        assert!(index.generation() > number);
+    }
+    let owners = moved.iter().map(|host| index.match_host(host).unwrap().service.name.clone());
+    let owner = numbered_service(999).0.name;
+    assert_eq!(owners.collect::<Vec<_>>(), [owner.clone(), owner]);
+}

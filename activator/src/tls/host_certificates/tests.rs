@@ -70,7 +70,7 @@ fn name(secret: &str) -> NamespacedName {
 fn batch(is_snapshot: bool, changes: impl IntoIterator<Item = RouteChange>) -> RouteBatch {
     let with_key = |change: RouteChange| Some((change.key()?, change));
     let changes = changes.into_iter().filter_map(with_key).collect();
-    RouteBatch { version: 1, is_snapshot, changes }
+    RouteBatch { is_snapshot, changes, ..RouteBatch::default() }
 }
 
 fn received(secret: &str, certificate: &TestCertificate) -> RouteChange {

@@ -803,7 +803,7 @@ fn an_answer_in_the_first_table_of_a_stream_counts_once_it_was_given_again() {
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
-    pods.begin_table();
+    assert!(pods.begin_table(|uid| uid == "a").is_empty());
     assert_eq!(asked(route_restart(&mut pods, now)), [false]);
     let long = now + 60 * SECOND;
     assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
@@ -815,11 +815,45 @@ fn an_answer_in_the_first_table_of_a_stream_counts_once_it_was_given_again() {
     let mut pods = busy(now);
     pods.set_controller_connected(true);
     request_prestop(&mut pods, now);
-    pods.begin_table();
+    assert!(pods.begin_table(|uid| uid == "a").is_empty());
     assert_eq!(asked(route_phase(&mut pods, now, RoutingPhase::Starting)), [false; 0]);
     route_restart(&mut pods, now);
     let over = now + RESTART_ASSUMED_AFTER;
     assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
+}
+
+/// The stream passes on only what differs from the table in force.
+#[test]
+fn an_answer_that_a_new_stream_repeats_counts_once_it_was_given_again() {
+    let now = Instant::now();
+    let busy_still = PodKernelState { in_flight: 1, connections: 1, ..idle_state() };
+    let mut pods = busy(now);
+    pods.set_controller_connected(true);
+    request_prestop(&mut pods, now);
+    route_restart(&mut pods, now);
+    let events = pods.begin_table(|_| false);
+    assert_eq!(events.len(), 1);
+    let repeated = events.into_iter().flat_map(|event| pods.step(now, event)).collect();
+    assert_eq!(asked(repeated), [false]);
+    let long = now + 60 * SECOND;
+    assert_eq!(released(&read_kernel_state(&mut pods, long, busy_still)), 0);
+    assert_eq!(asked(route_phase(&mut pods, long, RoutingPhase::Starting)), [true]);
+    // Without an answer, the agent goes on asking.
+    let events = pods.begin_table(|_| false);
+    let repeated = events.into_iter().flat_map(|event| pods.step(long, event)).collect();
+    assert_eq!(asked(repeated), [false; 0]);
+    route_restart(&mut pods, long);
+    let over = long + RESTART_ASSUMED_AFTER;
+    assert_eq!(released(&read_kernel_state(&mut pods, over, busy_still)), 1);
+}
+
+#[test]
+fn a_new_stream_does_not_bring_back_a_pod_that_the_table_has_dropped() {
+    let now = Instant::now();
+    let mut pods = busy(now);
+    request_prestop(&mut pods, now);
+    pods.step(now, PodTrackerEvent::RouteRemoved("a".into()));
+    assert!(pods.begin_table(|_| false).is_empty());
 }
 
 #[test]

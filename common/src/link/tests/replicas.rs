@@ -448,12 +448,13 @@ async fn a_drain_ack_survives_a_move_to_a_replica_that_lags() {
         link.watch_batches(|batch| {
             draining.record_batch(&batch);
             draining.acknowledge(&reports);
+            let begins_stream = batch.begins_stream;
             let phase = batch.changes.into_values().find_map(|change| match change {
                 RouteChange::Pod(pod) => Some(pod.phase),
                 _ => None,
             });
             let is_acknowledged = reports.get(&PodReportKey::DrainAck("p1".into())).is_some();
-            send.try_send((batch.is_snapshot, phase, is_acknowledged)).expect("room");
+            send.try_send((begins_stream, phase, is_acknowledged)).expect("room");
         })
         .await;
     });

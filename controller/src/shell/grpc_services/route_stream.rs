@@ -37,17 +37,19 @@ const GRPC_PREFIX_BYTES: usize = 5;
 /// other roles get not even the removal of one.
 ///
 /// Where `limit_to_role` returns `None`, the subscriber receives `Removed` for the subject, which has no effect unless
-/// it knew the subject before.
+/// it knew the subject before. A whole table has no removals: what it does not name is removed anyway.
 pub fn encode_batch(
     batch: &RouteMessageBatch,
+    is_whole_table: bool,
     role: ClientComponent,
     limit_to_role: impl Fn(RouteChange, ClientComponent) -> Option<RouteChange>,
 ) -> EncodedPieces {
     let (mut all, mut pieces) = (BytesMut::new(), Vec::new());
     let changes = batch.changes.iter().filter(|(key, _)| is_shared_with(role, key));
-    let changes = changes.map(|(key, change)| {
+    let changes = changes.filter_map(|(key, change)| {
         let limited = change.clone().and_then(|change| limit_to_role(change, role));
-        limited.unwrap_or_else(|| RouteChange::Removed(key.clone()))
+        let removal = || (!is_whole_table).then(|| RouteChange::Removed(key.clone()));
+        limited.or_else(removal)
     });
     for change in changes.chain([RouteChange::Synced]) {
         append_framed(
@@ -203,7 +205,7 @@ mod tests {
             (RouteKey::Service(NamespacedName::new("default", format!("a-{at}"))), None)
         };
         let batch = RouteMessageBatch { version: 7, changes: (0..10_000).map(removed).collect() };
-        let pieces = encode_batch(&batch, ClientComponent::Agent, |change, _| Some(change));
+        let pieces = encode_batch(&batch, false, ClientComponent::Agent, |change, _| Some(change));
         assert!(pieces.len() > 1 && pieces.iter().all(|it| it.len() < 2 * PIECE_BYTES));
         let items = decode(pieces.iter().cloned());
         assert!(items.iter().all(|it| it.version == 7));
@@ -230,7 +232,7 @@ mod tests {
         let node = |name: &str| (RouteKey::Node(name.into()), Some(RouteChange::Node(entry(name))));
         let changes = vec![node("n1"), node("n2"), (RouteKey::Node("n3".into()), None)];
         let batch = RouteMessageBatch { version: 7, changes };
-        let pieces = encode_batch(&batch, ClientComponent::Agent, |change, _| Some(change));
+        let pieces = encode_batch(&batch, false, ClientComponent::Agent, |change, _| Some(change));
         let item = |change| RouteItem { version: 7, change };
         assert_eq!(decode(pieces.iter().cloned()), [item(RouteChange::Synced)]);
         let own = RouteChange::Node(entry("n2"));

@@ -84,7 +84,9 @@ fn encoded_updates(
             // Before the shared pieces, which end with `Synced`.
             let own = node.as_deref().and_then(|node| batch.node_change(node));
             pieces.extend(own.map(|change| encode_change(batch.version(), change.clone())));
-            let encode = |routes: &RouteMessageBatch| encode_batch(routes, role, limit_to_role);
+            let encode = |routes: &RouteMessageBatch| {
+                encode_batch(routes, batch.is_whole_table(), role, limit_to_role)
+            };
             let shared = match needs_lists {
                 false => batch.encoded_for(role, encode),
                 true => batch.encoded_with_lists(|routes| {

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use common::{
+    fixtures,
     link::{ComponentLink, PodReportKey},
     local_node::LocalNodeSpec,
     outbox::Outbox,
@@ -330,7 +331,7 @@ fn only_activators_get_certificates() {
     let others = [RouteChange::Removed(pod), RouteChange::Synced];
     let own = vec![new.clone(), kept, RouteChange::Removed(removed), client_ca.clone()];
     let all = [own, others.to_vec()].concat();
-    let got = |role| decode_changes(&encode_batch(&batch, role, limit_to_role));
+    let got = |role| decode_changes(&encode_batch(&batch, false, role, limit_to_role));
     assert_eq!(got(ClientComponent::Activator), all);
     for role in [ClientComponent::Agent, ClientComponent::Autoscaler] {
         // Not even the names of removed ones.
@@ -339,6 +340,26 @@ fn only_activators_get_certificates() {
         assert_eq!(limit_to_role(new.clone(), role), None, "{role:?}");
         assert_eq!(limit_to_role(client_ca.clone(), role), None, "{role:?}");
     }
+}
+
+/// Otherwise an autoscaler would get a removal for each of thousands of services.
+#[test]
+fn a_whole_table_has_no_removals() {
+    let name = NamespacedName::new("default", "a");
+    let service = RouteChange::Service(fixtures::service(&name, &name));
+    let revision = RouteChange::Revision(fixtures::revision(&name, "a"));
+    let (service_key, pod) = (RouteKey::Service(name.clone()), RouteKey::Pod("gone".into()));
+    let changes = vec![
+        (service_key.clone(), Some(service)),
+        (RouteKey::Revision(name), Some(revision.clone())),
+        (pod.clone(), None),
+    ];
+    let batch = RouteMessageBatch { version: 7, changes };
+    let role = ClientComponent::Autoscaler;
+    let got = |is_whole| decode_changes(&encode_batch(&batch, is_whole, role, limit_to_role));
+    assert_eq!(got(true), [revision.clone(), RouteChange::Synced]);
+    let [service, pod] = [service_key, pod].map(RouteChange::Removed);
+    assert_eq!(got(false), [service, revision, pod, RouteChange::Synced]);
 }
 
 /// Both streams begin with the same snapshot, which is encoded for each kind of activator.

@@ -82,6 +82,11 @@ impl SharedRouteBatch {
         self.routes.version
     }
 
+    /// Returns true if the batch has the whole table, with which a stream begins.
+    pub fn is_whole_table(&self) -> bool {
+        self.from_version == 0
+    }
+
     /// Returns the messages of the batch.
     pub fn routes(&self) -> &RouteMessageBatch {
         &self.routes
