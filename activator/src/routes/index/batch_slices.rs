@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_small_batch_is_one_slice() {
         let changes = with_keys([service(1), revision(1), pod(1, 1)]);
-        assert_eq!(divide_changes(changes.clone(), 3, |_| true), [changes.clone()]);
+        assert_eq!(divide_changes(changes.clone(), 3, |_| true), std::slice::from_ref(&changes));
         assert_eq!(divide_changes(changes, 2, |_| true).len(), 2);
         assert_eq!(divide_changes(RouteChanges::new(), 3, |_| true), [RouteChanges::new()]);
     }
