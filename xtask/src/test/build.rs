@@ -66,11 +66,8 @@ impl TestBuilder {
     /// xtask is built alone. It uses crates at run time that procedural macros use at compile time. With the profile's
     /// `lto = "off"`, Cargo builds such crates differently where both uses are in one graph. So all crates with macros
     /// would be built twice: once for the root tiers, and once for all tests.
-    pub(super) fn cargo_test(&self, args: &[&str]) -> Command {
-        let mut command =
-            self.cargo_test_of(&["--workspace", "--exclude", "ebpf", "--exclude", "xtask"]);
-        command.args(args);
-        command
+    fn cargo_test(&self) -> Command {
+        self.cargo_test_of(&["--workspace", "--exclude", "ebpf", "--exclude", "xtask"])
     }
 
     /// Returns the command `cargo test` for some packages.
@@ -95,7 +92,7 @@ impl TestBuilder {
             let requested = built.iter().filter(|it| args.contains(&it.name.as_str()));
             return Ok(requested.cloned().collect());
         }
-        build_programs(self.cargo_test(&[]), args)
+        build_programs(self.cargo_test(), args)
     }
 
     /// Builds `rouse` and returns the path of the executable.

@@ -32,7 +32,7 @@ const LONGEST_PROGRAMS: [&str; 6] = [
     "activator/tests/resident.rs",
 ];
 
-/// A test program, or a cargo command that runs tests.
+/// A test program with the tests to run.
 #[derive(Debug)]
 struct TestCommand {
     /// Path of its root source file, for display.
@@ -75,11 +75,6 @@ pub(super) fn run(tier: TestTier, args: &TestArgs, builder: &TestBuilder) -> Res
             command.env(LONG_VARIABLE, "1");
         }
         commands.push(TestCommand { source, command });
-    }
-    // Examples in documentation comments are pure.
-    if tier == TestTier::Pure && args.names.is_empty() {
-        let command = builder.cargo_test(&["--doc"]);
-        commands.push(TestCommand { source: "examples in documentation".to_owned(), command });
     }
     // The longest ones start first, or they would run alone at the end.
     let rank = |it: &TestCommand| LONGEST_PROGRAMS.iter().position(|source| *source == it.source);

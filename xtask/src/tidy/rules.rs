@@ -141,6 +141,7 @@ pub(crate) fn check_source(file: &SourceFile<'_>) -> Vec<TidyFinding> {
     let mut findings = Vec::new();
     findings.extend(check_purpose_line(file));
     findings.extend(check_length(file));
+    findings.extend(check_doc_fences(file));
     let code = code_lines(file.text);
     if file.text.starts_with("//! Pure:") {
         findings.extend(code.iter().filter_map(|line| check_purity(file.path, line)));
@@ -193,6 +194,27 @@ fn check_length(file: &SourceFile<'_>) -> Option<TidyFinding> {
     let message =
         format!("{lines} lines before the tests; above {WARNING_LINES} look for a second subject");
     (lines > WARNING_LINES).then(|| warning(file.path, message))
+}
+
+/// Checks that fenced blocks in documentation comments are text. No test runs code there: each library would be built a
+/// second time for it, with other features of its crates.
+fn check_doc_fences(file: &SourceFile<'_>) -> Vec<TidyFinding> {
+    let mut findings = Vec::new();
+    let mut is_open = false;
+    for (number, line) in (1..).zip(file.text.lines()) {
+        let doc = line.trim_start();
+        let doc = doc.strip_prefix("//! ").or_else(|| doc.strip_prefix("/// "));
+        let Some(language) = doc.and_then(|it| it.trim_start().strip_prefix("```")) else {
+            continue;
+        };
+        if !is_open && language.trim() != "text" {
+            let message =
+                "code in documentation is not tested; write a test, or name the fence `text`";
+            findings.push(error(format!("{}:{number}", file.path), message));
+        }
+        is_open = !is_open;
+    }
+    findings
 }
 
 fn check_purity(path: &str, line: &CodeLine<'_>) -> Option<TidyFinding> {
@@ -331,6 +353,12 @@ mod tests {
         assert_eq!(check("agent/src/a.rs", "use x;\n"), ["agent/src/a.rs"]);
         assert_eq!(check("agent/src/a.rs", "//! Something.\n"), ["agent/src/a.rs"]);
         assert_eq!(check("agent/src/lib.rs", "//! Something.\n"), [""; 0]);
+    }
+
+    #[test]
+    fn code_in_documentation_is_refused_because_no_test_runs_it() {
+        let text = "//! Pure: x\n//! ```text\n//! a\n//! ```\n//! ```\n//! a();\n//! ```\n    /// ```rust\n    /// ```\n";
+        assert_eq!(check("agent/src/a.rs", text), ["agent/src/a.rs:5", "agent/src/a.rs:8"]);
     }
 
     #[test]
