@@ -169,8 +169,18 @@ impl DrainingAddress {
     /// Returns the time from which a connection may be closed that its pod reports as idle now.
     fn reported_close_moment(self, now: Instant, local_port: u16) -> Instant {
         let moment = self.close_moment(local_port);
-        let is_patient = now < self.since + self.close_spread() + REST_PATIENCE;
-        if is_patient { moment.max(now + REST_TIME) } else { moment }
+        if self.awaits_rest(now) { moment.max(now + REST_TIME) } else { moment }
+    }
+
+    /// Returns true while a reported connection gets its [`REST_TIME`].
+    fn awaits_rest(self, now: Instant) -> bool {
+        now < self.since + self.close_spread() + REST_PATIENCE
+    }
+
+    /// Returns true if a pod that is about to stop waits for connections that are in use most of the time: most of the
+    /// others have closed by now.
+    fn waits_for_busy_clients(self, now: Instant) -> bool {
+        !self.has_ready_pod() && !self.awaits_rest(now)
     }
 
     /// Returns true if the address has drained for longer than idle connections take to close.
@@ -436,6 +446,9 @@ mod tests {
             let end = since + spread;
             assert!(reported(end).all(|it| it == end + REST_TIME), "its moment is over");
             assert!(reported(end + REST_PATIENCE).eq(moments), "it never rests");
+            assert!(!draining.waits_for_busy_clients(end));
+            let is_stopping = phase != Some(RoutingPhase::Ready);
+            assert_eq!(draining.waits_for_busy_clients(end + REST_PATIENCE), is_stopping);
         }
     }
 

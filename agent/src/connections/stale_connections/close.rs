@@ -115,12 +115,13 @@ impl StaleConnectionCloser {
     }
 
     /// Closes known connections that stand at these positions, under their locks. Of each client the first ones have
-    /// their turn, as many as may be closed now.
+    /// their turn, as many as may be closed now. `are_busy`: the connections are never idle for long, and their pod waits.
     pub(super) async fn close_at_positions(
         self,
         due: Vec<(ClientPodAddresses, IdlePosition)>,
+        are_busy: bool,
     ) -> CloseAttempts {
-        run_blocking(move || self.attempt_closes(due)).await
+        run_blocking(move || self.attempt_closes(due, are_busy)).await
     }
 
     /// Scans the clients' namespaces for connections to draining addresses. Nothing is closed yet.
@@ -160,11 +161,19 @@ impl StaleConnectionCloser {
     }
 
     /// Attempts closes at positions, as many of each client as its pace allows. Blocks.
-    fn attempt_closes(&self, due: Vec<(ClientPodAddresses, IdlePosition)>) -> CloseAttempts {
+    fn attempt_closes(
+        &self,
+        due: Vec<(ClientPodAddresses, IdlePosition)>,
+        are_busy: bool,
+    ) -> CloseAttempts {
         let mut pacing = lock(&self.pacing);
         let mut attempts = CloseAttempts::select(&pacing, Instant::now(), due);
         attempts.outcomes = self.close_known_at(&attempts.tried);
-        attempts.record_closed(&mut pacing, Instant::now());
+        let busy = match are_busy {
+            true => lock(&self.last_scan).counts_by_client(),
+            false => BTreeMap::new(),
+        };
+        attempts.record_closed(&mut pacing, Instant::now(), &busy);
         attempts
     }
 
@@ -416,6 +425,8 @@ mod tests {
         assert_eq!(closer.known_pods(), [pod].into());
         assert_eq!(closer.known_clients(pod), [client(1, 1), client(1, 2), client(3, 3)]);
         assert_eq!(closer.known_clients(client(1, 1)), []);
+        let counts = lock(&closer.last_scan).counts_by_client();
+        assert_eq!(counts, [(client(1, 1).ip(), 2), (client(3, 3).ip(), 1)].into());
         let position = IdlePosition { client_seq: 7, pod_seq: 8 };
         let wanted = [client(1, 2), client(4, 4)].map(|client| ((client, pod), position));
         let selected = lock(&closer.last_scan).select_known(&wanted.into());
@@ -433,7 +444,7 @@ mod tests {
             let pod = SocketAddr::from(([10, 0, 1, pod], 80));
             let clients = (1..=8).map(|port| client(1, port)).chain([client(2, 1)]);
             let due = clients.map(|client| ((client, pod), position)).collect();
-            let attempts = closer.attempt_closes(due);
+            let attempts = closer.attempt_closes(due, false);
             attempts.tried.into_keys().map(|(client, _)| client).collect::<Vec<_>>()
         };
         assert_eq!(tried(1), [client(1, 1), client(2, 1)]);

@@ -16,6 +16,9 @@ pub(super) const CLOSE_PAUSE: Duration = Duration::from_millis(50);
 /// One part in this number of a client's due connections closes at a time. So eight close one by one, and 1,000 in 41
 /// steps: a pod that is about to stop waits for two seconds only.
 const CLOSE_DIVISOR: usize = 8;
+/// Most connections of a busy client with which the usual pause follows each close. With more the pause is shorter by their
+/// number. Otherwise 1,000 of them would close in 50 s: longer than the usual grace period of a pod.
+const USUAL_PACE_MAX: usize = 40;
 
 /// Times before which no further connection of a client is closed, for the clients of all draining pods.
 #[derive(Debug, Default)]
@@ -75,9 +78,28 @@ impl ClosePacing {
         now: Instant,
         clients: impl IntoIterator<Item = IpAddr>,
     ) {
-        self.next_moments.retain(|_, moment| *moment > now);
-        self.next_moments.extend(clients.into_iter().map(|client| (client, now + CLOSE_PAUSE)));
+        self.record_pauses(now, clients.into_iter().map(|client| (client, CLOSE_PAUSE)));
     }
+
+    /// Records that connections of these clients were closed, with the pause after the closes of each. Forgets the clients
+    /// whose moments are over.
+    pub(super) fn record_pauses(
+        &mut self,
+        now: Instant,
+        pauses: impl IntoIterator<Item = (IpAddr, Duration)>,
+    ) {
+        self.next_moments.retain(|_, moment| *moment > now);
+        self.next_moments.extend(pauses.into_iter().map(|(client, pause)| (client, now + pause)));
+    }
+}
+
+/// Returns the pause after `closed` closes of a client whose connections are never idle for long. `known` is the number of
+/// its connections to draining addresses: of a large pool, too, only few are due at a time.
+pub(super) fn busy_pause(closed: usize, known: usize) -> Duration {
+    // A scan may have found meanwhile that none is left.
+    let known = known.max(1);
+    let part = closed.saturating_mul(USUAL_PACE_MAX).min(known);
+    CLOSE_PAUSE * part as u32 / known as u32
 }
 
 /// Scatters a number over all numbers. A rhythm in which lists of several clients are rotated must not bring the same
@@ -125,6 +147,18 @@ mod tests {
             assert!(closes.is_sorted_by(|a, b| a >= b), "{closes:?}");
             assert!(closes.iter().all(|&it| it <= count.div_ceil(CLOSE_DIVISOR)), "{closes:?}");
         }
+    }
+
+    /// One connection at a time is between two requests.
+    #[test]
+    fn a_busy_pool_closes_within_the_grace_period_of_its_pod_and_a_small_one_at_the_usual_pace() {
+        let pauses = |known: usize| (1..=known).rev().map(|left| busy_pause(1, left));
+        assert!(pauses(USUAL_PACE_MAX).all(|pause| pause == CLOSE_PAUSE));
+        assert!(pauses(1_000).sum::<Duration>() < Duration::from_secs(10));
+        assert!(pauses(1_000).all(|pause| !pause.is_zero() && pause <= CLOSE_PAUSE));
+        // An eighth of a pool is a whole step, as for a client that is idle.
+        assert_eq!(busy_pause(1_000 / CLOSE_DIVISOR, 1_000), CLOSE_PAUSE);
+        assert_eq!(busy_pause(1, 0), CLOSE_PAUSE);
     }
 
     #[test]

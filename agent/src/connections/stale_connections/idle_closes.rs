@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{close_pacing::ClosePacing, pod_query::ClientPodAddresses};
+use super::{
+    close_pacing::{ClosePacing, busy_pause},
+    pod_query::ClientPodAddresses,
+};
 use crate::kernel::locked_close::{IdlePosition, PositionOutcome};
 
 /// Pause before the second attempt. Each further pause is twice as long.
@@ -68,11 +71,23 @@ impl CloseAttempts {
         Self { tried, clients, ..Self::default() }
     }
 
-    /// Records the closes that have succeeded, and takes over the next moments of the clients.
-    pub(super) fn record_closed(&mut self, pacing: &mut ClosePacing, now: Instant) {
-        let outcomes = self.outcomes.iter();
-        let closed = outcomes.filter(|(_, outcome)| **outcome == PositionOutcome::Closed);
-        pacing.record_closed(now, closed.map(|((client, _), _)| client.ip()));
+    /// Records the closes that have succeeded, and takes over the next moments of the clients. `busy` has the numbers of
+    /// known connections of clients that are never idle for long; others have the usual pause.
+    pub(super) fn record_closed(
+        &mut self,
+        pacing: &mut ClosePacing,
+        now: Instant,
+        busy: &BTreeMap<IpAddr, usize>,
+    ) {
+        let mut closed = BTreeMap::<IpAddr, usize>::new();
+        for ((client, _), outcome) in &self.outcomes {
+            if *outcome == PositionOutcome::Closed {
+                *closed.entry(client.ip()).or_default() += 1;
+            }
+        }
+        let known = |client: &IpAddr| busy.get(client).copied().unwrap_or_default();
+        let pauses = closed.iter().map(|(client, &it)| (*client, busy_pause(it, known(client))));
+        pacing.record_pauses(now, pauses);
         let moments = self.clients.iter().map(|client| (*client, pacing.next_moment(*client)));
         self.next_moments =
             moments.filter_map(|(client, moment)| Some((client, moment?))).collect();
@@ -241,7 +256,7 @@ mod tests {
         let mut attempts = CloseAttempts::select(pacing, now, closes.due(now));
         let tried: Vec<ClientPodAddresses> = attempts.tried.keys().copied().collect();
         attempts.outcomes = tried.iter().map(|it| (*it, outcome(it.0.port()))).collect();
-        attempts.record_closed(pacing, now);
+        attempts.record_closed(pacing, now, &BTreeMap::new());
         closes.record(now, Duration::ZERO, &attempts);
         tried.iter().map(|(client, _)| client.port()).collect()
     }
@@ -292,6 +307,28 @@ mod tests {
             let attempts = if outcome == PositionOutcome::Passed { 1 } else { ATTEMPTS_MAX };
             assert_eq!(failed, usize::from(failing) * attempts as usize);
         }
+    }
+
+    #[test]
+    fn the_next_close_of_a_large_busy_pool_comes_sooner() {
+        let now = Instant::now();
+        let pause_with = |busy: &BTreeMap<IpAddr, usize>| {
+            let mut pacing = ClosePacing::default();
+            let due = vec![(connection(1), position(1))];
+            let mut attempts = CloseAttempts::select(&pacing, now, due);
+            attempts.outcomes = [(connection(1), PositionOutcome::Closed)].into();
+            attempts.record_closed(&mut pacing, now, busy);
+            assert_eq!(
+                attempts.next_moments.get(&client_ip()),
+                pacing.next_moment(client_ip()).as_ref()
+            );
+            pacing.next_moment(client_ip()).expect("a close just now") - now
+        };
+        assert_eq!(pause_with(&BTreeMap::new()), CLOSE_PAUSE);
+        assert_eq!(pause_with(&[(client_ip(), 8)].into()), CLOSE_PAUSE);
+        assert_eq!(pause_with(&[(client_ip(), 400)].into()), CLOSE_PAUSE / 10);
+        let other = IpAddr::from([10, 0, 0, 8]);
+        assert_eq!(pause_with(&[(other, 400)].into()), CLOSE_PAUSE);
     }
 
     #[test]

@@ -265,9 +265,9 @@ impl WatchRound {
 
     /// Attempts the closes that are due, as many of each client as its pace allows.
     async fn close_due(&self, closes: &mut IdleCloses) {
-        let due = closes.due(Instant::now());
         let begun = Instant::now();
-        let attempts = self.closer.clone().close_at_positions(due).await;
+        let (due, are_busy) = (closes.due(begun), self.draining.waits_for_busy_clients(begun));
+        let attempts = self.closer.clone().close_at_positions(due, are_busy).await;
         let outcomes = attempts.outcomes.values();
         let closed = outcomes.filter(|it| **it == PositionOutcome::Closed).count() as u64;
         self.metrics.connections_closed.inc_by(closed);

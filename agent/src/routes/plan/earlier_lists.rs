@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use datapath::{
-    abi,
+    abi::{self, FrontendKey},
     load_balancing::{SvcInfo, SvcState},
 };
 
@@ -19,13 +19,19 @@ use crate::{
 /// Returns the operations that give maps with the content `kernel` all lists of `earlier`, as an earlier agent would
 /// have written them. A planner that then starts keeps each list until its source is known.
 ///
+/// All other frontends are removed. Maps that were in force before the earlier ones may still exist, with lists of services
+/// that are gone.
+///
 /// # Errors
 /// The lists do not all fit. Then none is to be copied, since a connect to a missing frontend would go on unchanged.
 pub fn copy_ops(
-    kernel: KernelRoutes,
+    mut kernel: KernelRoutes,
     earlier: &KernelRoutes,
     now_ns: u64,
 ) -> Result<Vec<MapOp>, MapCapacityError> {
+    let is_gone = |key: &&FrontendKey| !earlier.frontends.contains_key(*key);
+    let gone: Vec<FrontendKey> = kernel.frontends.keys().filter(is_gone).copied().collect();
+    kernel.frontends.retain(|key, _| earlier.frontends.contains_key(key));
     let mut planner = RoutePlanner::resume(kernel, now_ns);
     let (mut ops, mut replaced) = (OrderedMapOps::default(), Vec::new());
     for source in ServiceSource::ALL {
@@ -34,7 +40,9 @@ pub fn copy_ops(
     }
     let mut plan = MapPlan::default();
     ops.finish(&mut plan);
-    Ok(plan.ops)
+    // First, as their entries may be needed.
+    let removals = gone.into_iter().map(|key| MapOp::RemoveFrontend { key });
+    Ok(removals.chain(plan.ops).collect())
 }
 
 /// Returns the lists of one source.

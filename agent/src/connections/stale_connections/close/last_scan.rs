@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -142,6 +142,15 @@ impl LastClientScan {
     pub(super) fn known_cookies(&self) -> BTreeSet<u64> {
         let connections = self.connections.iter().flat_map(|(_, connections)| connections);
         connections.map(DiagConnection::cookie).collect()
+    }
+
+    /// Returns the numbers of known connections by the addresses of their clients.
+    pub(super) fn counts_by_client(&self) -> BTreeMap<IpAddr, usize> {
+        let mut counts = BTreeMap::new();
+        for client in self.clients.values().flatten() {
+            *counts.entry(client.ip()).or_default() += 1;
+        }
+        counts
     }
 
     /// Returns the known connections among these, by client.

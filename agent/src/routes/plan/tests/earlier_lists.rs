@@ -80,6 +80,25 @@ fn a_copy_that_ended_midway_is_made_again() {
     }
 }
 
+/// The sizes changed, services went, and the sizes changed back before the first maps were removed.
+#[test]
+fn frontends_of_services_that_have_gone_since_are_removed() {
+    let (mut fixture, _) = fixture();
+    let mut kernel = FakeKernelMaps::default();
+    let ops = copy_ops(KernelRoutes::default(), &fixture.kernel.table(), 0).expect("they fit");
+    ops.iter().for_each(|op| kernel.write(op));
+    let kept = [service(1, ConnectionPath::Direct)];
+    let wanted = table(&kept, &[pod(7, 1, RoutingPhase::Ready)], &[activator(1)]);
+    fixture.set_table(&wanted);
+    fixture.planner.apply_cluster_changes(vec![ClusterChange::Service(name(4), None)]);
+    fixture.plan_and_write(&BTreeMap::new());
+    assert!(fixture.kernel.all().len() < kernel.all().len());
+    let earlier = fixture.kernel.table();
+    let ops = copy_ops(kernel.table(), &earlier, fixture.now).expect("they fit");
+    ops.iter().for_each(|op| kernel.write(op));
+    assert_eq!(kernel.all(), unregistered(&fixture.kernel));
+}
+
 #[test]
 fn lists_that_do_not_all_fit_are_not_copied() {
     let (fixture, _) = fixture();

@@ -76,9 +76,16 @@ impl EventRecorder {
         if let Some(earlier) = self.written.get_mut(&key) {
             let count = earlier.count.saturating_add(1);
             let patch = json!({"series": {"count": count, "lastObservedTime": MicroTime(time)}});
-            events.patch(&earlier.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-            (earlier.count, earlier.last_at) = (count, now);
-            return Ok(());
+            let params = PatchParams::default();
+            match events.patch(&earlier.name, &params, &Patch::Merge(&patch)).await {
+                // A user has deleted the Event, or it has expired: this one is the first of another series.
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                patched => {
+                    patched?;
+                    (earlier.count, earlier.last_at) = (count, now);
+                    return Ok(());
+                }
+            }
         }
         let event = kube_event(record, &self.instance, time);
         events.create(&PostParams::default(), &event).await?;
@@ -165,8 +172,8 @@ mod tests {
     /// Method, path and body of each request.
     type RequestLog = Arc<Mutex<Vec<(String, String, Value)>>>;
 
-    /// Starts an API server that accepts Events, and records each request.
-    fn api_server() -> (Client, RequestLog) {
+    /// Starts an API server that accepts Events, and responds to changes of Events with this code. It records each request.
+    fn api_server(patch_code: u16) -> (Client, RequestLog) {
         let requests = RequestLog::default();
         let log = Arc::clone(&requests);
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -176,8 +183,16 @@ mod tests {
                 let path = request.uri().path().to_owned();
                 let body = request.into_body().collect_bytes().await.expect("a body");
                 let object = serde_json::from_slice(&body).expect("an Event or a part of one");
+                let (code, body) = match method.as_str() {
+                    "PATCH" if patch_code != 200 => {
+                        let status =
+                            json!({"kind": "Status", "status": "Failure", "code": patch_code});
+                        (patch_code, status.to_string().into_bytes())
+                    }
+                    _ => (200, body.to_vec()),
+                };
                 log.lock().expect("no panic").push((method, path, object));
-                Response::builder().status(200).body(Body::from(body.to_vec()))
+                Response::builder().status(code).body(Body::from(body))
             }
         });
         (Client::new(service, "default"), requests)
@@ -225,8 +240,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_repetition_of_an_event_that_was_deleted_is_a_new_event() {
+        let (client, requests) = api_server(404);
+        let mut recorder = EventRecorder::new(client, "pod");
+        for _ in 0..2 {
+            recorder.publish(&event_on("a")).await.expect("accepted");
+        }
+        let requests = requests.lock().expect("no panic").clone();
+        let methods: Vec<&str> = requests.iter().map(|(method, ..)| method.as_str()).collect();
+        assert_eq!(methods, ["POST", "PATCH", "POST"]);
+        let series = requests.iter().map(|(_, _, event)| event["series"].is_null());
+        assert_eq!(series.collect::<Vec<_>>(), [true, false, true]);
+        assert_eq!(recorder.written.values().map(|it| it.count).collect::<Vec<_>>(), [1]);
+    }
+
+    #[tokio::test]
     async fn repetitions_are_counted_in_the_first_event() {
-        let (client, requests) = api_server();
+        let (client, requests) = api_server(200);
         let mut recorder = EventRecorder::new(client, "pod");
         let long = event_on(&"n".repeat(253));
         for _ in 0..3 {
