@@ -27,7 +27,7 @@ const LONGEST_PROGRAMS: [&str; 6] = [
     "streams/tests/h2.rs",
     "streams/tests/h1.rs",
     "controller/src/lib.rs",
-    "activator/tests/loopback/main.rs",
+    "activator/loopback/../tests/loopback/main.rs",
     "activator/tests/slots.rs",
     "activator/tests/resident.rs",
 ];
