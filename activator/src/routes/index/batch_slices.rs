@@ -19,12 +19,13 @@ pub(super) const MAX_SLICE_CHANGES: usize = 128;
 /// - a Revision and its pods, but for removals
 /// - services that are found by other names than before, with reserved hosts, rules of the Gateway API and activators
 ///
-/// Other services come alone. `keeps_names` returns true for them. Revisions come before the services that name them,
-/// and go after them.
+/// Other services come alone, and before those: a wildcard among the names must not get the requests of a host whose own
+/// service is still to come. `comes_alone` returns true for them. Revisions come before the services that name them, and
+/// go after them.
 pub(super) fn divide_changes(
     changes: RouteChanges,
     max_changes: usize,
-    keeps_names: impl Fn(&ServiceEntry) -> bool,
+    comes_alone: impl Fn(&ServiceEntry) -> bool,
 ) -> Vec<RouteChanges> {
     if changes.len() <= max_changes {
         return vec![changes];
@@ -35,7 +36,7 @@ pub(super) fn divide_changes(
         let part = match &change {
             RouteChange::Revision(it) => by_revision.entry(it.name.clone()).or_default(),
             RouteChange::Pod(it) => by_revision.entry(it.revision.clone()).or_default(),
-            RouteChange::Service(it) if keeps_names(it) => &mut services,
+            RouteChange::Service(it) if comes_alone(it) => &mut services,
             RouteChange::Removed(RouteKey::Revision(_) | RouteKey::Pod(_)) => &mut removals,
             _ => &mut names,
         };
@@ -43,8 +44,8 @@ pub(super) fn divide_changes(
     }
     let alone = |changes: RouteChanges| changes.into_iter().map(|it| RouteChanges::from([it]));
     let mut slices = pack(by_revision.into_values(), max_changes);
-    slices.extend((!names.is_empty()).then_some(names));
     slices.extend(pack(alone(services), max_changes));
+    slices.extend((!names.is_empty()).then_some(names));
     slices.extend(pack(alone(removals), max_changes));
     slices
 }
@@ -116,8 +117,8 @@ mod tests {
         let slices = divide_changes(changes.clone(), 5, |it| it.name < name(15));
         let expected: Vec<RouteChanges> = (0..4)
             .map(|at| with_keys((at * 5..at * 5 + 5).map(revision)))
-            .chain([with_keys((15..20).map(service).chain([left, host]))])
             .chain((0..3).map(|at| with_keys((at * 5..at * 5 + 5).map(service))))
+            .chain([with_keys((15..20).map(service).chain([left, host]))])
             .chain(
                 with_keys(gone)
                     .into_iter()
