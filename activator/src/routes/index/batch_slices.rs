@@ -42,7 +42,7 @@ pub(super) fn divide_changes(
         };
         part.insert(key, change);
     }
-    let alone = |changes: RouteChanges| changes.into_iter().map(|it| RouteChanges::from([it]));
+    let alone = |changes: RouteChanges| changes.into_iter().map(|it| [it]);
     let mut slices = pack(by_revision.into_values(), max_changes);
     slices.extend(pack(alone(services), max_changes));
     slices.extend((!names.is_empty()).then_some(names));
@@ -51,10 +51,14 @@ pub(super) fn divide_changes(
 }
 
 /// Packs groups of changes into slices, of which each but the last one has at least `max_changes` changes.
-fn pack(groups: impl Iterator<Item = RouteChanges>, max_changes: usize) -> Vec<RouteChanges> {
+fn pack<G>(groups: impl Iterator<Item = G>, max_changes: usize) -> Vec<RouteChanges>
+where
+    G: IntoIterator<Item = (RouteKey, RouteChange)>,
+{
     let (mut slices, mut open) = (Vec::new(), RouteChanges::new());
-    for mut group in groups {
-        open.append(&mut group);
+    for group in groups {
+        // Not `append`, which moves all changes of the slice for each group.
+        open.extend(group);
         if open.len() >= max_changes {
             slices.push(std::mem::take(&mut open));
         }
