@@ -90,13 +90,19 @@ impl Drop for CancelledRequestGuard<'_> {
     }
 }
 
+/// Names that a batch removes, and that hosts need until its routes are in force.
+#[derive(Debug)]
+struct RemovedSecrets {
+    certificates: Vec<NamespacedName>,
+    client_cas: Vec<NamespacedName>,
+}
+
 impl RequestForwarder {
     /// Applies a batch of the RouteTable at once. Returns true if the set of service ports to open has changed.
     pub fn apply(&self, batch: RouteBatch) -> bool {
-        let removed_cas = self.apply_settings(&batch);
+        let removed = self.apply_settings(&batch);
         let ports_changed = self.routes.apply(batch);
-        // After the routes: a host that has just got other authorities is never without any.
-        self.client_cas.remove(&removed_cas);
+        self.remove_secrets(&removed);
         ports_changed
     }
 
@@ -105,7 +111,7 @@ impl RequestForwarder {
     ///
     /// If the future is dropped, the rest of the batch is lost.
     pub async fn apply_in_slices(&self, batch: RouteBatch) -> bool {
-        let removed_cas = self.apply_settings(&batch);
+        let removed = self.apply_settings(&batch);
         let mut ports_changed = false;
         for (number, slice) in self.routes.divide_batch(batch).into_iter().enumerate() {
             if number > 0 {
@@ -113,19 +119,26 @@ impl RequestForwarder {
             }
             ports_changed |= self.routes.apply_slice(slice);
         }
-        self.client_cas.remove(&removed_cas);
+        self.remove_secrets(&removed);
         ports_changed
     }
 
-    /// Applies what must precede the routes of a batch. Returns the client CAs to remove after the routes.
-    fn apply_settings(&self, batch: &RouteBatch) -> Vec<NamespacedName> {
+    /// Applies what must precede the routes of a batch. Returns what to remove after the routes.
+    fn apply_settings(&self, batch: &RouteBatch) -> RemovedSecrets {
         self.edge_policy.apply_batch(batch);
         self.request_log.apply_batch(batch);
         self.telemetry.apply_batch(batch);
         // Before the routes: a host that is routed over TLS has its certificate.
         self.certificates.set_tls(&self.edge_policy.current());
-        self.certificates.apply_batch(batch);
-        self.client_cas.apply_batch(batch)
+        let certificates = self.certificates.apply_batch(batch);
+        RemovedSecrets { certificates, client_cas: self.client_cas.apply_batch(batch) }
+    }
+
+    /// Removes secrets after the routes: a host that has just got another certificate, or other authorities, is never
+    /// without any.
+    fn remove_secrets(&self, removed: &RemovedSecrets) {
+        self.certificates.remove(&removed.certificates);
+        self.client_cas.remove(&removed.client_cas);
     }
 
     /// Serves one request. It is routed at once, so that a request which waits takes little memory.

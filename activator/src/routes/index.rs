@@ -385,9 +385,12 @@ impl RouteIndex {
     pub(crate) fn divide_batch(&self, batch: RouteBatch) -> Vec<RouteChanges> {
         let index = self.read();
         let changes = index.changes_with_removals(batch);
-        // Where there are no services, no request can find half of a change.
+        // Where there are no services, a host leads nowhere until its own service is there. Wildcards, prefixes of paths
+        // and tags lead to one of several services, which have to come together.
         let is_first = index.services.is_empty();
-        divide_changes(changes, MAX_SLICE_CHANGES, |it| is_first || index.keeps_names(it))
+        divide_changes(changes, MAX_SLICE_CHANGES, |it| {
+            is_first && it.gateway_rules.is_none() || index.keeps_names(it)
+        })
     }
 
     /// Applies changes of the RouteTable, as [`apply`](Self::apply) does.

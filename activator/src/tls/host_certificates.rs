@@ -114,14 +114,24 @@ impl HostCertificates {
         }
     }
 
-    /// Applies the certificates and settings of a batch of the RouteTable. A batch without either costs next to
-    /// nothing.
+    /// Applies the certificates and settings of a batch of the RouteTable, except removals. Returns the names to
+    /// [`remove`](Self::remove) once no host of the table needs them. A batch without either costs next to nothing.
     ///
     /// A certificate that cannot be used, or an entry without one, leaves the one before in force. So does a
     /// certificate that is not valid now, while the one before is. Only a removal, or a snapshot without the entry,
     /// ends it.
-    pub fn apply_batch(&self, batch: &RouteBatch) {
-        self.apply_batch_at(batch, unix_seconds());
+    pub fn apply_batch(&self, batch: &RouteBatch) -> Vec<NamespacedName> {
+        self.apply_batch_at(batch, unix_seconds())
+    }
+
+    /// Removes certificates. Hosts that still name them are served like those that name none.
+    pub fn remove(&self, names: &[NamespacedName]) {
+        if names.is_empty() {
+            return;
+        }
+        let mut held = self.write();
+        names.iter().for_each(|name| held.remove_secret(name));
+        held.refresh(unix_seconds(), &self.metrics);
     }
 
     /// Replaces the certificates of files, which are in the order of their choice. One that cannot be used leaves the
@@ -176,12 +186,13 @@ impl HostCertificates {
         candidates.choose(host, |it| is_usable(it)).cloned()
     }
 
-    /// Applies the certificates and settings of a batch. Other batches end at once, without the lock.
-    fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) {
+    /// Applies the certificates and settings of a batch, and returns the names to remove. Other batches end at once,
+    /// without the lock.
+    fn apply_batch_at(&self, batch: &RouteBatch, now_s: i64) -> Vec<NamespacedName> {
         let settings = batch.changes.get(&RouteKey::Settings);
         let certificates = certificate_changes(batch);
         if certificates.is_empty() && settings.is_none() && !batch.is_snapshot {
-            return;
+            return Vec::new();
         }
         // Keys are parsed without the lock, which every handshake takes.
         let loaded = self.load_entries(&certificates);
@@ -190,14 +201,12 @@ impl HostCertificates {
             held.offer_to_secret(name, loaded, now_s);
         }
         // Among changes only a removal ends a certificate. An entry without material means: not known yet.
-        for (name, change) in certificates {
-            if matches!(change, RouteChange::Removed(_)) {
-                held.remove_secret(name);
-            }
-        }
+        let is_removed = |change: &RouteChange| matches!(change, RouteChange::Removed(_));
+        let removed = certificates.into_iter().filter(|(_, change)| is_removed(change));
+        let mut removed: Vec<NamespacedName> = removed.map(|(name, _)| name.clone()).collect();
         // A snapshot replaces the whole table, so that what it does not name was removed while no stream was open.
         if batch.is_snapshot {
-            held.remove_unnamed_secrets(batch);
+            removed.extend(held.unnamed_secrets(batch));
         }
         match settings {
             Some(RouteChange::Settings(it)) => {
@@ -208,6 +217,7 @@ impl HostCertificates {
             Some(_) | None => held.shared_secrets.clear(),
         }
         held.refresh(now_s, &self.metrics);
+        removed
     }
 
     fn set_files_at(&self, files: Vec<FileCertificate>, now_s: i64) {
@@ -334,13 +344,11 @@ impl HeldCertificates {
         }
     }
 
-    fn remove_unnamed_secrets(&mut self, snapshot: &RouteBatch) {
+    fn unnamed_secrets(&self, snapshot: &RouteBatch) -> Vec<NamespacedName> {
         let is_named = |name: &NamespacedName| {
             snapshot.changes.contains_key(&RouteKey::Certificate(name.clone()))
         };
-        let unnamed: Vec<_> =
-            self.by_secret.keys().filter(|name| !is_named(name)).cloned().collect();
-        unnamed.iter().for_each(|name| self.remove_secret(name));
+        self.by_secret.keys().filter(|name| !is_named(name)).cloned().collect()
     }
 
     /// Replaces all files; a file without a loaded certificate has not changed.

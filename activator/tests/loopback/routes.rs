@@ -14,13 +14,14 @@ use activator::{
     revisions::route_settings::{ActivatorTopology, PodTable, PodTableEntry},
 };
 use common::{
-    fixtures,
+    fixtures::{self, certificates::TestAuthority},
     link::RouteBatch,
     service_routing::{NodeTopology, TopologyHints},
     wire::{
         ActivatorEntry, NamespacedName, PodEntry, RouteChange, RouteKey, RouteTarget, RoutingPhase,
     },
 };
+use futures::FutureExt as _;
 
 use crate::harness::{ActivatorFixture, hello_revision, hello_service, pod, revision, service};
 
@@ -37,6 +38,14 @@ fn update(changes: Vec<RouteChange>) -> RouteBatch {
 
 fn address() -> SocketAddr {
     "10.0.0.1:80".parse().unwrap()
+}
+
+/// Changes of a thousand services that sleep, and of their Revisions.
+fn sleeping_services() -> impl Iterator<Item = RouteChange> {
+    (0..1_000).flat_map(|number| {
+        let (service, revision) = fixtures::sleeping_service(number);
+        [RouteChange::Service(service), RouteChange::Revision(revision)]
+    })
 }
 
 #[tokio::test]
@@ -61,11 +70,8 @@ async fn a_new_stream_replaces_everything() {
 async fn other_tasks_run_while_a_large_batch_is_applied() {
     let fixture = ActivatorFixture::new().await;
     let forwarder = &fixture.activator.forwarder;
-    let all = (0..1_000).flat_map(|number| {
-        let (service, revision) = fixtures::sleeping_service(number);
-        [RouteChange::Service(service), RouteChange::Revision(revision)]
-    });
-    let mut applying = pin!(forwarder.apply_in_slices(update(all.collect())));
+    let all = sleeping_services().collect();
+    let mut applying = pin!(forwarder.apply_in_slices(update(all)));
     let mut turns = 0;
     let applied = poll_fn(|context| {
         let polled = applying.as_mut().poll(context);
@@ -75,6 +81,24 @@ async fn other_tasks_run_while_a_large_batch_is_applied() {
     assert!(applied.await, "there are other ports");
     assert!(turns >= 7, "{turns} turns");
     assert_eq!(forwarder.routes.service_and_pod_counts(), (1_001, 0));
+}
+
+/// A later slice gives hosts another certificate.
+#[tokio::test]
+async fn a_certificate_is_in_force_until_the_last_slice_of_the_batch_that_removes_it() {
+    let fixture = ActivatorFixture::new().await;
+    let forwarder = &fixture.activator.forwarder;
+    let secret = NamespacedName::new("default", "tls");
+    let entry = TestAuthority::new().issue(&["a.example"]).entry(&secret);
+    forwarder.apply(update(vec![RouteChange::Certificate(entry)]));
+    let removed = RouteChange::Removed(RouteKey::Certificate(secret.clone()));
+    let all = sleeping_services().chain([removed]).collect();
+    let mut applying = pin!(forwarder.apply_in_slices(update(all)));
+    let is_in_force = || forwarder.certificates.find(&secret).is_some();
+    let applied = applying.as_mut().now_or_never();
+    assert_eq!((applied, is_in_force()), (None, true), "the first slice is applied");
+    assert!(applying.await, "there are other ports");
+    assert!(!is_in_force());
 }
 
 #[tokio::test]

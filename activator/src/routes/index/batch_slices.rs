@@ -19,12 +19,13 @@ pub(super) const MAX_SLICE_CHANGES: usize = 128;
 /// - a Revision and its pods, but for removals
 /// - services that are found by other names than before, with reserved hosts, rules of the Gateway API and activators
 ///
-/// Other services come alone. `keeps_names` returns true for them. Revisions come before the services that name them,
-/// and go after them.
+/// Other services come alone, and before those: a wildcard among the names must not get the requests of a host whose own
+/// service is still to come. `comes_alone` returns true for them. Revisions come before the services that name them, and
+/// go after them.
 pub(super) fn divide_changes(
     changes: RouteChanges,
     max_changes: usize,
-    keeps_names: impl Fn(&ServiceEntry) -> bool,
+    comes_alone: impl Fn(&ServiceEntry) -> bool,
 ) -> Vec<RouteChanges> {
     if changes.len() <= max_changes {
         return vec![changes];
@@ -35,25 +36,29 @@ pub(super) fn divide_changes(
         let part = match &change {
             RouteChange::Revision(it) => by_revision.entry(it.name.clone()).or_default(),
             RouteChange::Pod(it) => by_revision.entry(it.revision.clone()).or_default(),
-            RouteChange::Service(it) if keeps_names(it) => &mut services,
+            RouteChange::Service(it) if comes_alone(it) => &mut services,
             RouteChange::Removed(RouteKey::Revision(_) | RouteKey::Pod(_)) => &mut removals,
             _ => &mut names,
         };
         part.insert(key, change);
     }
-    let alone = |changes: RouteChanges| changes.into_iter().map(|it| RouteChanges::from([it]));
+    let alone = |changes: RouteChanges| changes.into_iter().map(|it| [it]);
     let mut slices = pack(by_revision.into_values(), max_changes);
-    slices.extend((!names.is_empty()).then_some(names));
     slices.extend(pack(alone(services), max_changes));
+    slices.extend((!names.is_empty()).then_some(names));
     slices.extend(pack(alone(removals), max_changes));
     slices
 }
 
 /// Packs groups of changes into slices, of which each but the last one has at least `max_changes` changes.
-fn pack(groups: impl Iterator<Item = RouteChanges>, max_changes: usize) -> Vec<RouteChanges> {
+fn pack<G>(groups: impl Iterator<Item = G>, max_changes: usize) -> Vec<RouteChanges>
+where
+    G: IntoIterator<Item = (RouteKey, RouteChange)>,
+{
     let (mut slices, mut open) = (Vec::new(), RouteChanges::new());
-    for mut group in groups {
-        open.append(&mut group);
+    for group in groups {
+        // Not `append`, which moves all changes of the slice for each group.
+        open.extend(group);
         if open.len() >= max_changes {
             slices.push(std::mem::take(&mut open));
         }
@@ -116,8 +121,8 @@ mod tests {
         let slices = divide_changes(changes.clone(), 5, |it| it.name < name(15));
         let expected: Vec<RouteChanges> = (0..4)
             .map(|at| with_keys((at * 5..at * 5 + 5).map(revision)))
-            .chain([with_keys((15..20).map(service).chain([left, host]))])
             .chain((0..3).map(|at| with_keys((at * 5..at * 5 + 5).map(service))))
+            .chain([with_keys((15..20).map(service).chain([left, host]))])
             .chain(
                 with_keys(gone)
                     .into_iter()

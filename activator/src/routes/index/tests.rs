@@ -413,7 +413,7 @@ fn found_services(index: &RouteIndex, numbers: std::ops::Range<u16>) -> usize {
 fn a_large_batch_is_applied_in_slices_and_hosts_that_move_are_never_without_a_service() {
     let index = new_index();
     let first = index.divide_batch(service_batch(0..1_000, |_| {}));
-    assert!(first.len() >= 7, "the first table has nothing to keep together");
+    assert!(first.len() >= 7, "hosts of the first table are independent of each other");
     let sizes: Vec<usize> = first.iter().map(RouteChanges::len).collect();
     assert!(sizes.iter().all(|size| *size <= MAX_SLICE_CHANGES), "{sizes:?}");
     for slice in first {
@@ -438,4 +438,36 @@ fn a_large_batch_is_applied_in_slices_and_hosts_that_move_are_never_without_a_se
     let owners = moved.iter().map(|host| index.match_host(host).unwrap().service.name.clone());
     let owner = numbered_service(999).0.name;
     assert_eq!(owners.collect::<Vec<_>>(), [owner.clone(), owner]);
+}
+
+/// Clients may connect before the first table is in force, for example after a restart of the container.
+#[test]
+fn a_wildcard_of_the_first_table_gets_no_requests_of_a_host_that_is_still_to_come() {
+    let (index, mut batch) = (new_index(), service_batch(0..300, |_| {}));
+    let host = numbered_service(199).0.hosts.remove(0);
+    let (_, domain) = host.split_once('.').unwrap();
+    // The first service by name.
+    let wildcard = NamespacedName::new("default", "wildcard");
+    let mapped_domains = vec![fixtures::ruled_domain(&format!("*.{domain}"), "/")];
+    let rules = GatewayRules { mapped_domains, ..GatewayRules::default() };
+    let gateway_rules = Some(Box::new(rules));
+    let entry = ServiceEntry { gateway_rules, ..fixtures::service(&wildcard, &wildcard) };
+    batch.changes.insert(RouteKey::Service(wildcard.clone()), RouteChange::Service(entry));
+    let listener = fixtures::gateway_host("http://*", Vec::new());
+    let key = RouteKey::GatewayHost(listener.key.clone());
+    batch.changes.insert(key, RouteChange::GatewayHost(listener));
+    let owner_of = |host: &str| {
+        let found = index.match_host_path(host, "/").expect("a clear path");
+        found.map(|it| it.service.name.clone())
+    };
+    let slices = index.divide_batch(batch);
+    assert!(slices.len() > 2, "{} slices", slices.len());
+    for slice in slices {
+        index.apply_slice(slice);
+        assert_ne!(owner_of(&host), Some(wildcard.clone()));
+        assert!(index.gateway_host(false, &host).is_none());
+    }
+    assert_eq!(owner_of(&host), Some(numbered_service(199).0.name));
+    assert_eq!(owner_of(&format!("other.{domain}")), Some(wildcard));
+    assert!(index.gateway_host(false, "other.test").is_some());
 }

@@ -28,11 +28,16 @@ impl Fixture {
 
     /// Applies a batch after a snapshot.
     fn apply(&self, changes: impl IntoIterator<Item = RouteChange>) {
-        self.certificates.apply_batch(&batch(false, changes));
+        self.apply_batch(&batch(false, changes));
     }
 
     fn apply_snapshot(&self, changes: impl IntoIterator<Item = RouteChange>) {
-        self.certificates.apply_batch(&batch(true, changes));
+        self.apply_batch(&batch(true, changes));
+    }
+
+    fn apply_batch(&self, batch: &RouteBatch) {
+        let removed = self.certificates.apply_batch(batch);
+        self.certificates.remove(&removed);
     }
 
     /// Settings of the handshakes of a mapping with this Secret.
@@ -205,6 +210,19 @@ fn a_snapshot_drops_certificates_that_it_lacks() {
     assert_eq!(held(&fixture), [false, true, false]);
     fixture.apply_snapshot([]);
     assert_eq!(held(&fixture), [false; 3]);
+}
+
+#[test]
+fn removals_wait_until_the_routes_are_applied() {
+    let fixture = Fixture::new();
+    let certificate = fixture.authority.issue(&["a.example"]);
+    fixture.apply(["a", "b"].map(|it| received(it, &certificate)));
+    let removed_by = |is_snapshot| {
+        let (batch, held) = (batch(is_snapshot, [removed("a")]), || fixture.own("a").is_some());
+        (fixture.certificates.apply_batch(&batch), held())
+    };
+    assert_eq!(removed_by(false), (vec![name("a")], true));
+    assert_eq!(removed_by(true), (vec![name("a"), name("b")], true));
 }
 
 #[test]
