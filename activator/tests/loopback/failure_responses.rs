@@ -62,18 +62,18 @@ fn add_ready_pod(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     })
 }
 
-/// Puts one request at the pod and as many into the queue as it accepts. These are `max_waiting`, which is 2, and ten
+/// Puts one request at the pod and as many into the queue as it accepts. These are `max_waiting`, which is 3, and ten
 /// for the pod's limit of 1.
 fn fill_queue(fixture: &mut ActivatorFixture) -> BoxFuture<'_, ()> {
     Box::pin(async {
         change_revision(fixture, |it| it.container_concurrency = 1);
         add_silent_pod(fixture).await;
-        for mut stream in join_all((0..13).map(|_| fixture.connect())).await {
+        for mut stream in join_all((0..14).map(|_| fixture.connect())).await {
             stream.write_all(GET.as_bytes()).await.unwrap();
             // The client stays until the end of the test.
             std::mem::forget(stream);
         }
-        fixture.wait_for_queued(12).await;
+        fixture.wait_for_queued(13).await;
     })
 }
 
@@ -319,7 +319,7 @@ impl FailureResponseCase {
 #[tokio::test]
 async fn a_request_without_an_apps_response_gets_knatives() {
     for row in ROWS {
-        let mut fixture = ActivatorFixture::with(|config| config.max_waiting = 2).await;
+        let mut fixture = ActivatorFixture::with(|config| config.max_waiting = 3).await;
         (row.setup)(&mut fixture).await;
         let address = SocketAddr::from(([127, 0, 0, 1], fixture.port));
         let (over_http1, over_http2, call) = tokio::join!(

@@ -362,8 +362,14 @@ mod tests {
         ReplicaEndpoint::Tcp { address: SocketAddr::from(([10, 0, 0, last], 80)), tls: false }
     }
 
+    /// Returns a pod with an address, without which a ready one is refused.
+    fn pod_entry(phase: RoutingPhase) -> PodEntry {
+        let pod = fixtures::pod("p", &NamespacedName::new("a", "b"), phase);
+        PodEntry { address: Some(SocketAddr::from(([10, 1, 0, 1], pod.port.get()))), ..pod }
+    }
+
     fn pod(phase: RoutingPhase) -> RouteChange {
-        RouteChange::Pod(fixtures::pod("p", &NamespacedName::new("a", "b"), phase).into())
+        RouteChange::Pod(pod_entry(phase).into())
     }
 
     fn encoded(version: u64, change: RouteChange) -> Vec<u8> {
@@ -447,9 +453,9 @@ mod tests {
         let mut stream_state = RouteStreamState::default();
         apply_whole_table(&mut stream_state, &ahead, RoutingPhase::Draining);
         stream_state.begin_stream(&behind);
-        let starting = fixtures::pod("p", &NamespacedName::new("a", "b"), RoutingPhase::Starting);
         let standby = Some(fixtures::standby_order());
-        let starting = PodEntry { awaits_report: true, standby, ..starting };
+        let starting =
+            PodEntry { awaits_report: true, standby, ..pod_entry(RoutingPhase::Starting) };
         apply_change(&mut stream_state, RouteChange::Pod(starting.into()));
         let batch = apply_change(&mut stream_state, RouteChange::Synced).expect("a batch");
         let passed_on = |batch: RouteBatch| match batch.changes.into_values().next() {
