@@ -167,7 +167,7 @@ impl StaleConnectionCloser {
         are_busy: bool,
     ) -> CloseAttempts {
         let mut pacing = lock(&self.pacing);
-        let mut attempts = CloseAttempts::select(&pacing, Instant::now(), due);
+        let mut attempts = CloseAttempts::select(&pacing, Instant::now(), due, are_busy);
         attempts.outcomes = self.close_known_at(&attempts.tried);
         let busy = match are_busy {
             true => lock(&self.last_scan).counts_by_client(),

@@ -32,8 +32,11 @@ pub(super) struct ClosePacing {
 impl ClosePacing {
     /// Returns the number of a client's connections that may be closed now, of those that are due.
     pub(super) fn allowed(&self, now: Instant, client: IpAddr, due_count: usize) -> usize {
-        let is_paused = self.next_moment(client).is_some_and(|moment| now < moment);
-        if is_paused { 0 } else { due_count.div_ceil(CLOSE_DIVISOR) }
+        if self.is_paused(now, client) { 0 } else { due_count.div_ceil(CLOSE_DIVISOR) }
+    }
+
+    fn is_paused(&self, now: Instant, client: IpAddr) -> bool {
+        self.next_moment(client).is_some_and(|moment| now < moment)
     }
 
     /// Returns the time before which no connection of a client is closed. It may be over; `None`: there was no close of
@@ -60,6 +63,17 @@ impl ClosePacing {
             *left = left.saturating_sub(1);
             is_selected
         });
+        due
+    }
+
+    /// Selects all due connections of the clients whose next moment is over.
+    pub(super) fn select_all<T>(
+        &self,
+        now: Instant,
+        mut due: Vec<T>,
+        client_of: impl Fn(&T) -> IpAddr,
+    ) -> Vec<T> {
+        due.retain(|it| !self.is_paused(now, client_of(it)));
         due
     }
 
@@ -202,6 +216,9 @@ mod tests {
         assert_eq!(select(now), [(1, 0), (2, 0), (1, 1), (2, 1)]);
         assert_eq!(select(now + CLOSE_PAUSE), due[..6]);
         assert!(pacing.select(now, Vec::<u8>::new(), |host| client(*host)).is_empty());
+        let all = pacing.select_all(now, due.clone(), |(host, _)| client(*host));
+        assert_eq!(all.len(), 18, "all of the first two");
+        assert!(all.iter().all(|(host, _)| *host < 3));
     }
 
     #[test]

@@ -60,14 +60,22 @@ pub(super) struct CloseAttempts {
 
 impl CloseAttempts {
     /// Selects the closes to attempt, of each client the first ones. There are no outcomes yet.
+    ///
+    /// If the connections `are_busy`, all closes of a client have their turn at its moment. Most of these attempts fail,
+    /// and a pause that is missed may be the last one before the pod ends with a request in flight.
     pub(super) fn select(
         pacing: &ClosePacing,
         now: Instant,
         due: Vec<(ClientPodAddresses, IdlePosition)>,
+        are_busy: bool,
     ) -> Self {
         let client_of = |((client, _), _): &(ClientPodAddresses, IdlePosition)| client.ip();
         let clients = due.iter().map(client_of).collect();
-        let tried = pacing.select(now, due, client_of).into_iter().collect();
+        let selected = match are_busy {
+            true => pacing.select_all(now, due, client_of),
+            false => pacing.select(now, due, client_of),
+        };
+        let tried = selected.into_iter().collect();
         Self { tried, clients, ..Self::default() }
     }
 
@@ -253,7 +261,7 @@ mod tests {
         now: Instant,
         outcome: impl Fn(u16) -> PositionOutcome,
     ) -> Vec<u16> {
-        let mut attempts = CloseAttempts::select(pacing, now, closes.due(now));
+        let mut attempts = CloseAttempts::select(pacing, now, closes.due(now), false);
         let tried: Vec<ClientPodAddresses> = attempts.tried.keys().copied().collect();
         attempts.outcomes = tried.iter().map(|it| (*it, outcome(it.0.port()))).collect();
         attempts.record_closed(pacing, now, &BTreeMap::new());
@@ -315,7 +323,7 @@ mod tests {
         let pause_with = |busy: &BTreeMap<IpAddr, usize>| {
             let mut pacing = ClosePacing::default();
             let due = vec![(connection(1), position(1))];
-            let mut attempts = CloseAttempts::select(&pacing, now, due);
+            let mut attempts = CloseAttempts::select(&pacing, now, due, false);
             attempts.outcomes = [(connection(1), PositionOutcome::Closed)].into();
             attempts.record_closed(&mut pacing, now, busy);
             assert_eq!(
