@@ -52,6 +52,8 @@ pub struct RevisionLoad {
     window: Option<Box<(ScaleMetric, LoadWindow)>>,
     /// Creation time of the window; earlier load does not belong to it.
     window_created_at: Duration,
+    /// Time up to which all load was known at the last accrual; `None`: some was unknown.
+    known_until: Option<Duration>,
     /// True if some seconds of load are known only as a sum.
     has_gap: bool,
     /// Requests that have begun at pods, according to reports.
@@ -61,8 +63,14 @@ pub struct RevisionLoad {
 impl RevisionLoad {
     /// An empty load: no window and no totals.
     pub fn new() -> Self {
-        let (window, window_created_at) = (None, Duration::ZERO);
-        Self { sources: Vec::new(), window, window_created_at, has_gap: false, requests_started: 0 }
+        Self {
+            sources: Vec::new(),
+            window: None,
+            window_created_at: Duration::ZERO,
+            known_until: None,
+            has_gap: false,
+            requests_started: 0,
+        }
     }
 
     /// Creates the window for `policy`, or resizes it. A change of the metric starts with an empty window.
@@ -249,8 +257,15 @@ impl RevisionLoad {
         (0..self.sources.len()).for_each(|index| self.accrue_source(index, now));
         // The second before the window was made may not have been quiet; as a zero it would halve a burst's average.
         let is_known = is_silence_zero && now.as_secs() > self.window_created_at.as_secs();
+        // Between two ticks a quiet second is over of which no report has to come. As silence, it would empty a panic
+        // window of two seconds, and the whole load of a burst after it would count as the average.
+        let known_from = self.known_until.filter(|_| is_silence_zero && !self.has_gap);
+        self.known_until = (is_silence_zero && !self.has_gap).then_some(now);
         if let (true, Some((_, window))) = (is_known, metric_and_window(&mut self.window)) {
             window.mark_known_until(now);
+            if let Some(from) = known_from {
+                window.mark_known_between(from.max(self.window_created_at), now);
+            }
         }
     }
 

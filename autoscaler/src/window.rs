@@ -139,6 +139,13 @@ impl LoadWindow {
         self.mark_recorded(now.as_secs().saturating_sub(1));
     }
 
+    /// Records that all load between two times is known: the seconds that are over by `until` and have no record held none.
+    pub fn mark_known_between(&mut self, from: Duration, until: Duration) {
+        let end = until.as_secs();
+        let begin = from.as_secs().max(end.saturating_sub(self.len()));
+        (begin..end).for_each(|second| self.mark_recorded(second));
+    }
+
     /// Load recorded in the second of `at`; 0 outside the window.
     pub fn load_in_second(&self, at: Duration) -> f64 {
         let second = at.as_secs();

@@ -354,3 +354,30 @@ fn a_panic_that_lasts_without_averages_keeps_its_pods() {
     let pods = [FaultCase::default(), lost].map(|faults| run_load_case(&load_case, &faults).pods);
     assert_eq!(pods.map(|pods| pods[4 * 94]), [4, 4], "22 at 7 a pod");
 }
+
+/// A burst that follows quiet seconds is averaged over the whole panic window, which here is as long as a tick. A new
+/// autoscaler has the same average, and lowers nothing that the former one would have kept.
+#[test]
+fn a_burst_after_known_quiet_begins_no_panic_that_a_new_autoscaler_would_not_begin() {
+    let quiet = [0; BASE_PODS + 1];
+    let load = [
+        vec![quiet; 53],
+        vec![[0, 0, 9, 0, 0, 59, 0]; 9],
+        vec![quiet; 11],
+        vec![[0, 0, 38, 19, 0, 0, 9]],
+        vec![quiet; QUIET_END_S],
+    ]
+    .concat();
+    let policy = ScalePolicy {
+        stable_window: Duration::from_secs(11),
+        panic_window_percent: 14.2,
+        ..small_policy()
+    };
+    let ready_spans = [0..40, 0..NEVER_ENDS, 0..NEVER_ENDS, 0..NEVER_ENDS, 0..40, 0..NEVER_ENDS];
+    let load_case = LoadCase { policy, load, ready_spans };
+    let replaced = FaultCase { replaced_at: Some(62), ..FaultCase::default() };
+    let [one, new] =
+        [FaultCase::default(), replaced].map(|faults| run_load_case(&load_case, &faults).pods);
+    assert_eq!([one[4 * 72], new[4 * 72]], [10, 10], "68 at 7 a pod");
+    assert!(one.iter().zip(&new).all(|(one, new)| new >= one), "{one:?} {new:?}");
+}
